@@ -1,0 +1,81 @@
+// Package metricname holds the names that exporter, adapter, rules and dashboards share: the contract between them.
+// It is a leaf: it imports nothing of ours, and renaming a constant here breaks one test on each side.
+//
+// Units are base units (seconds, bytes, watts, joules, ratio 0..1); device series carry only [UUID], pod series carry
+// [Namespace], [Pod] and [PodUID]. A series that is absent means "not known", never zero.
+package metricname
+
+// Prefix starts every family that Capstan exports.
+const Prefix = "capstan_"
+
+// Families about a GPU. Each carries the label [UUID].
+const (
+	GPUInfo               = Prefix + "gpu_info"                     // 1; who this GPU is, in labels
+	GPUUp                 = Prefix + "gpu_up"                       // 1 = it answers, 0 = remembered but lost
+	GPUBusySeconds        = Prefix + "gpu_busy_seconds_total"       // seconds for which a kernel was running
+	GPUObservedSeconds    = Prefix + "gpu_observed_seconds_total"   // seconds for which a valid reading exists
+	GPUUtilizationRatio   = Prefix + "gpu_utilization_ratio"        // 0..1, the newest reading
+	GPUMemoryUsed         = Prefix + "gpu_memory_used_bytes"        // without what the driver reserves
+	GPUMemoryReserved     = Prefix + "gpu_memory_reserved_bytes"    // held by the driver
+	GPUMemoryTotal        = Prefix + "gpu_memory_total_bytes"       //
+	GPUPower              = Prefix + "gpu_power_watts"              //
+	GPUEnergy             = Prefix + "gpu_energy_joules_total"      // since the driver was loaded
+	GPUTemperature        = Prefix + "gpu_temperature_celsius"      //
+	GPUClock              = Prefix + "gpu_clock_hertz"              // by label [Clock]
+	GPUCollectErrors      = Prefix + "gpu_collect_errors_total"     // by labels [Call] and [Code]
+	GPUAllocationInfo     = Prefix + "gpu_allocation_info"          // 1; which container holds this GPU
+	DriverInfo            = Prefix + "driver_info"                  // 1; the driver version in a label
+	LibraryUp             = Prefix + "nvml_up"                      // 1 = the NVML library answers
+	SnapshotTimestamp     = Prefix + "snapshot_timestamp_seconds"   // Unix time at which the served snapshot was taken
+	CollectionSeconds     = Prefix + "collection_duration_seconds"  // duration of the newest collection, by label [Stage]
+	StatsReads            = Prefix + "stats_page_reads_total"       // reads of trainers' stats pages, by label [Result]
+	PodMappingAge         = Prefix + "pod_mapping_age_seconds"      // age of the newest good answer of the kubelet
+	PodMappingErrors      = Prefix + "pod_mapping_errors_total"     // failed or unusable answers of the kubelet, by label [Reason]
+	DiscardedUtilizations = Prefix + "gpu_discarded_readings_total" // readings outside their range, dropped
+)
+
+// Families about a pod that holds GPUs. Each carries [Namespace], [Pod] and [PodUID].
+const (
+	PodGPUs               = Prefix + "pod_gpus"                       // number of distinct GPUs that the pod holds
+	PodGPUBusySeconds     = Prefix + "pod_gpu_busy_seconds_total"     // GPU-seconds, summed over the pod's GPUs; label [Shared]
+	PodGPUObservedSeconds = Prefix + "pod_gpu_observed_seconds_total" // GPU-seconds, summed over the pod's GPUs; label [Shared]
+	PodGPUMemoryUsed      = Prefix + "pod_gpu_memory_used_bytes"      // of the pod's GPUs; label [Shared]
+)
+
+// Training is the prefix of the families read from trainers' stats pages: [Prefix] and the page's own name.
+const Training = Prefix + "training_"
+
+// Labels.
+const (
+	UUID              = "uuid"
+	Index             = "index"
+	Minor             = "minor"
+	Model             = "model"
+	PCIBusID          = "pci_bus_id"
+	DriverVersion     = "driver_version"
+	UtilizationSource = "utilization_source"
+	Clock             = "clock"
+	Call              = "call"
+	Code              = "code"
+	Stage             = "stage"
+	Result            = "result"
+	Reason            = "reason"
+	Namespace         = "namespace"
+	Pod               = "pod"
+	PodUID            = "pod_uid"
+	Container         = "container"
+	Resource          = "resource"
+	Shared            = "shared" // "true" where the device is handed to more than one pod: its busy share is the device's, never to be summed
+)
+
+// Annotations on a worker pod, and the labels of an item that the external metrics API serves.
+const (
+	AnnotationStatsPort = "capstan.dev/stats-port"
+	AnnotationStatsPath = "capstan.dev/stats-path"
+
+	ItemPod      = "pod"
+	ItemWorkload = "workload"
+	ItemNode     = "node"
+	ItemGPUModel = "gpu_model"
+	ItemHeld     = "held"
+)
