@@ -1,0 +1,115 @@
+// Package podmap says which pod, by UID, holds which GPU of this node, and which pods live here.
+//
+// It asks the kubelet only, never the API server: pod-resources v1 knows device and pod name but no UID, the Pods API
+// (v1alpha1, on by default from Kubernetes 1.37) knows the UIDs. [Core] is the decision, pure; [Run] is the thin driver
+// around it. The package refuses to guess: a device whose pod has no certain UID is held by nobody, and a device id that it
+// cannot read is handed on as it is, for others to count.
+package podmap
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Mapping is what is known about the pods of this node at one moment. Immutable.
+type Mapping struct {
+	At          time.Time    // of the pod-resources answer that Allocations rest on; zero = there is none that may still be used
+	Allocations []Allocation // sorted by UUID, namespace, pod, container, device id
+	Pods        []Pod        // live pods, sorted by namespace, name, UID; empty while the Pods API has not answered
+	Unbound     []string     // namespace/name of pods that hold devices and have no certain UID, sorted
+
+	Resources API               // pod-resources: who holds what
+	PodsAPI   API               // Pods API: which UIDs live
+	Errors    map[string]uint64 // unusable answers so far, by reason; see the Reason constants
+}
+
+// API is the health of one of the kubelet's interfaces.
+type API struct {
+	Up       bool
+	Problem  string    // in words, with the fix; "" when Up
+	Answered time.Time // newest good answer; zero = none
+}
+
+// Allocation is one device in the hands of one container.
+type Allocation struct {
+	DeviceID  string // as the kubelet says it: GPU-uuid, GPU-uuid::3, or anything else
+	UUID      string // DeviceID without its "::N"; whether a GPU of that name exists is not for this package to say
+	Namespace string
+	Pod       string
+	PodUID    string
+	Container string
+	Resource  string // nvidia.com/gpu
+	Shared    bool   // the device is handed out in replicas, or at least two pods hold it
+}
+
+// Pod is what the exporter needs to know of a live pod.
+type Pod struct {
+	Namespace, Name, UID string
+	Phase                string // Pending, Running, Unknown: pods that ended are not live
+	IP                   string // of the pod's own network; "" = none yet
+	HostNetwork          bool
+	Terminating          bool
+	StatsPort, StatsPath string // the annotations, unchecked
+}
+
+// live says whether the pod may hold devices: a pod that ended does not, one that is being deleted still does.
+func (p Pod) live() bool { return p.Phase != "Succeeded" && p.Phase != "Failed" }
+
+// Answer is one answer of pod-resources.
+type Answer []Holder
+
+// Holder is one container's devices of one resource.
+type Holder struct {
+	Namespace, Pod, Container, Resource string
+	DeviceIDs                           []string
+}
+
+// Reasons of unusable answers, as counted in [Mapping.Errors].
+const (
+	ReasonUnreachable = "unreachable"  // nobody listens, or the connection broke
+	ReasonTimeout     = "timeout"      // no answer in time
+	ReasonRateLimited = "rate_limited" // the kubelet serves 100 calls a second to all its clients together
+	ReasonNotReady    = "not_ready"    // the kubelet has not seen all its pods yet
+	ReasonAbsent      = "absent"       // this kubelet does not serve the interface
+	ReasonInvalid     = "invalid"      // an answer that is none
+	ReasonAmbiguous   = "ambiguous"    // two live pods of one name, or the UID changed around the call: bound to neither
+)
+
+// uuidOf cuts the replica off a device id.
+func uuidOf(id string) (uuid string, replica bool) {
+	uuid, _, replica = strings.Cut(id, "::")
+	return uuid, replica
+}
+
+// isGPU says whether a device may be one of ours: other vendors' plugins and NVIDIA's network devices are none of our business.
+func isGPU(resource, id string) bool {
+	return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") || strings.HasPrefix(resource, "nvidia.com/")
+}
+
+func compareAllocations(a, b Allocation) int {
+	return cmp.Or(cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.PodUID, b.PodUID),
+		cmp.Compare(a.Container, b.Container), cmp.Compare(a.DeviceID, b.DeviceID), cmp.Compare(a.Resource, b.Resource))
+}
+
+func comparePods(a, b Pod) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+}
+
+// markShared fills Shared: where an id names a replica, or two pods hold one device. It sorts all in place and drops repetitions.
+func markShared(all []Allocation) []Allocation {
+	slices.SortFunc(all, compareAllocations)
+	all = slices.Compact(all)
+	for from := 0; from < len(all); {
+		to, shared := from, false
+		for ; to < len(all) && all[to].UUID == all[from].UUID; to++ {
+			_, replica := uuidOf(all[to].DeviceID)
+			shared = shared || replica || all[to].PodUID != all[from].PodUID
+		}
+		for ; from < to; from++ {
+			all[from].Shared = shared
+		}
+	}
+	return all
+}
