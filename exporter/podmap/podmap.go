@@ -16,7 +16,7 @@ import (
 // Mapping is what is known about the pods of this node at one moment. Immutable.
 type Mapping struct {
 	At          time.Time    // of the pod-resources answer that Allocations rest on; zero = there is none that may still be used
-	Allocations []Allocation // sorted by UUID, namespace, pod, container, device id
+	Allocations []Allocation // sorted by UUID, namespace, pod, UID, container, resource, device id
 	Pods        []Pod        // live pods, sorted by namespace, name, UID; empty while the Pods API has not answered
 	Unbound     []string     // namespace/name of pods that hold devices and have no certain UID, sorted
 
@@ -90,7 +90,7 @@ func isGPU(resource, id string) bool {
 
 func compareAllocations(a, b Allocation) int {
 	return cmp.Or(cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.PodUID, b.PodUID),
-		cmp.Compare(a.Container, b.Container), cmp.Compare(a.DeviceID, b.DeviceID), cmp.Compare(a.Resource, b.Resource))
+		cmp.Compare(a.Container, b.Container), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.DeviceID, b.DeviceID))
 }
 
 func comparePods(a, b Pod) int {

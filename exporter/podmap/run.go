@@ -28,6 +28,7 @@ type Config struct {
 	Interval   time.Duration         // between two calls of pod-resources
 	MaxAge     time.Duration         // of the newest good answer, before the mapping is dropped
 	Asked      func(began time.Time) // called before every call of pod-resources; may be nil
+	Answered   func(ended time.Time) // called after every call, good or bad; may be nil
 	Publish    func(Mapping)         // called with every new mapping, never twice at once
 	Logger     *slog.Logger
 }
@@ -133,6 +134,9 @@ func (d *driver) poll(ctx context.Context, client podresources.PodResourcesListe
 			}
 			c.Answered(began, answer)
 		})
+		if d.cfg.Answered != nil {
+			d.cfg.Answered(time.Now())
+		}
 		select {
 		case <-ctx.Done():
 			return

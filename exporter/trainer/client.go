@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
 // Reasons: how a read ended ([Result.Reads]), or why a sample was left out ([Result.Refused]).
@@ -74,7 +76,7 @@ func newClient() *client {
 }
 
 // read fetches and checks one page.
-func (c *client) read(ctx context.Context, t target, known map[string]Family) (samples []Sample, refused map[string]uint64, err error) {
+func (c *client) read(ctx context.Context, t target, known map[string]*stats.Family) (samples []Sample, refused map[string]uint64, err error) {
 	body, err := c.fetch(ctx, t)
 	if err != nil {
 		return nil, nil, err
@@ -106,15 +108,15 @@ func (c *client) fetch(ctx context.Context, t target) ([]byte, error) {
 		return nil, refuse(ReasonStatus, "read %s: status %d", address.String(), response.StatusCode)
 	case encoding != "" && encoding != "identity":
 		return nil, refuse(ReasonEncoding, "read %s: content encoding %.20q", address.String(), encoding)
-	case response.ContentLength > MaxBody:
-		return nil, refuse(ReasonSize, "read %s: %d bytes, at most %d", address.String(), response.ContentLength, MaxBody)
+	case response.ContentLength > stats.MaxBody:
+		return nil, refuse(ReasonSize, "read %s: %d bytes, at most %d", address.String(), response.ContentLength, stats.MaxBody)
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, MaxBody+1))
+	body, err := io.ReadAll(io.LimitReader(response.Body, stats.MaxBody+1))
 	if err != nil {
 		return nil, refusal{transportReason(err), fmt.Errorf("read %s: %w", address.String(), err)}
 	}
-	if len(body) > MaxBody {
-		return nil, refuse(ReasonSize, "read %s: more than %d bytes", address.String(), MaxBody)
+	if len(body) > stats.MaxBody {
+		return nil, refuse(ReasonSize, "read %s: more than %d bytes", address.String(), stats.MaxBody)
 	}
 	return body, nil
 }

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
 const goodPage = "# TYPE training_steps_total counter\ntraining_steps_total 12\n"
@@ -237,7 +239,7 @@ func TestManySlowPods(t *testing.T) {
 		targets = append(targets, where)
 	}
 	var last Result
-	r := newReader(Config{Interval: 4 * time.Second, Pods: func() []Pod { return nil }, Families: families,
+	r := newReader(Config{Interval: 4 * time.Second, Pods: func() []Pod { return nil }, Families: stats.Families(),
 		Ended: func(_ time.Time, result Result) { last = result }, Logger: slog.New(slog.DiscardHandler)})
 	r.targets = func([]Pod) ([]target, map[string]string) { return targets, nil }
 	for i := range 5 {

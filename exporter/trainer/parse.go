@@ -10,12 +10,14 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
 // parse takes the known families out of a page. It refuses the whole page when a bound is broken or a line cannot be read, and
 // single samples, counted by reason, when only they are wrong. Names that are not known are nobody's business, but count.
 // Pure; keeps nothing of body.
-func parse(body []byte, known map[string]Family) (samples []Sample, refused map[string]uint64, err error) {
+func parse(body []byte, known map[string]*stats.Family) (samples []Sample, refused map[string]uint64, err error) {
 	if err := bounded(body); err != nil {
 		return nil, nil, err
 	}
@@ -28,8 +30,8 @@ func parse(body []byte, known map[string]Family) (samples []Sample, refused map[
 		return nil, nil, refusal{ReasonParse, err}
 	}
 	for name, family := range families {
-		if len(name) > MaxName {
-			return nil, nil, refuse(ReasonLimits, "a name of %d bytes, at most %d", len(name), MaxName)
+		if len(name) > stats.MaxNameBytes {
+			return nil, nil, refuse(ReasonLimits, "a name of %d bytes, at most %d", len(name), stats.MaxNameBytes)
 		}
 		for _, m := range family.Metric {
 			if err := boundedLabels(m.Label); err != nil {
@@ -71,37 +73,34 @@ func bounded(body []byte) error {
 		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' {
 			samples++
 		}
-		if lines > MaxLines || samples > MaxSamples {
-			return refuse(ReasonLimits, "more than %d samples or %d lines", MaxSamples, MaxLines)
+		if lines > MaxLines || samples > stats.MaxSamples {
+			return refuse(ReasonLimits, "more than %d samples or %d lines", stats.MaxSamples, MaxLines)
 		}
 	}
 	return nil
 }
 
 func boundedLabels(labels []*dto.LabelPair) error {
-	if len(labels) > MaxLabels {
-		return refuse(ReasonLimits, "%d labels, at most %d", len(labels), MaxLabels)
+	if len(labels) > stats.MaxLabels {
+		return refuse(ReasonLimits, "%d labels, at most %d", len(labels), stats.MaxLabels)
 	}
 	for _, l := range labels {
-		if len(l.GetName()) > MaxName || len(l.GetValue()) > MaxValue {
-			return refuse(ReasonLimits, "a label of %d and %d bytes, at most %d and %d", len(l.GetName()), len(l.GetValue()), MaxName, MaxValue)
+		if len(l.GetName()) > stats.MaxNameBytes || len(l.GetValue()) > stats.MaxValueBytes {
+			return refuse(ReasonLimits, "a label of %d and %d bytes, at most %d and %d", len(l.GetName()), len(l.GetValue()), stats.MaxNameBytes, stats.MaxValueBytes)
 		}
 	}
 	return nil
 }
 
 // sampleOf checks one sample of a known family. The kind is the family's, whatever the page calls it.
-func sampleOf(family Family, m *dto.Metric) (Sample, string) {
-	s := Sample{Family: family, Labels: make([]Label, len(family.Labels))}
-	for i, name := range family.Labels {
-		s.Labels[i].Name = name
-	}
+func sampleOf(family *stats.Family, m *dto.Metric) (Sample, string) {
+	s := Sample{Family: family, Labels: make([]string, len(family.Labels))}
 	for _, l := range m.Label {
 		i := slices.Index(family.Labels, l.GetName())
 		if i < 0 {
 			return Sample{}, ReasonLabels
 		}
-		s.Labels[i].Value = strings.Clone(l.GetValue())
+		s.Labels[i] = strings.Clone(l.GetValue())
 	}
 	switch {
 	case m.Counter != nil:
@@ -113,17 +112,10 @@ func sampleOf(family Family, m *dto.Metric) (Sample, string) {
 	default:
 		return Sample{}, ReasonType
 	}
-	if math.IsNaN(s.Value) || s.Value < 0 || s.Value > MaxNumber {
+	if math.IsNaN(s.Value) || s.Value < 0 || s.Value > stats.MaxNumber {
 		return Sample{}, ReasonValue
 	}
 	return s, ""
 }
 
-func key(s Sample) string {
-	var b strings.Builder
-	for _, l := range s.Labels {
-		b.WriteString(l.Value)
-		b.WriteByte(0)
-	}
-	return b.String()
-}
+func key(s Sample) string { return strings.Join(s.Labels, "\x00") }

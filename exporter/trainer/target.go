@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
 // target is a page that may be read. Comparable.
@@ -51,7 +53,7 @@ func targetOf(p Pod) (target, error) {
 		return target{}, fmt.Errorf("pod %s/%s has address %q: not a pod's", p.Namespace, p.Name, p.IP)
 	}
 	port, err := strconv.ParseUint(p.Port, 10, 16)
-	if err != nil || port < 1024 || strconv.FormatUint(port, 10) != p.Port {
+	if err != nil || port < stats.MinPort || strconv.FormatUint(port, 10) != p.Port {
 		return target{}, fmt.Errorf("pod %s/%s asks for stats port %q: want 1024 to 65535", p.Namespace, p.Name, p.Port)
 	}
 	if port == 10250 || port == 10255 { // the kubelet's, whoever's address this may turn out to be
@@ -59,7 +61,7 @@ func targetOf(p Pod) (target, error) {
 	}
 	path := p.Path
 	if path == "" {
-		path = "/metrics"
+		path = stats.Path
 	}
 	if !plainPath(path) {
 		return target{}, fmt.Errorf("pod %s/%s asks for stats path %q: want / and at most 63 of A-Z a-z 0-9 . _ - /", p.Namespace, p.Name, path)
@@ -68,7 +70,7 @@ func targetOf(p Pod) (target, error) {
 }
 
 func plainPath(path string) bool {
-	if !strings.HasPrefix(path, "/") || len(path) > 64 || strings.Contains(path, "//") || strings.Contains(path, "..") {
+	if !strings.HasPrefix(path, "/") || len(path) > stats.MaxPathBytes || strings.Contains(path, "//") || strings.Contains(path, "..") {
 		return false
 	}
 	for _, c := range []byte(path) {

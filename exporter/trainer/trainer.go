@@ -16,19 +16,15 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
-// Bounds on one read.
+// Bounds on one read, beside those of package stats.
 const (
-	MaxHeader  = 16 << 10  // bytes
-	MaxBody    = 256 << 10 // bytes
-	MaxSamples = 200       // lines that are samples, of known names or not
-	MaxLines   = 1024      // of any kind
-	MaxLine    = 8 << 10   // bytes
-	MaxLabels  = 16        // of one sample
-	MaxName    = 64        // bytes, of a metric or label
-	MaxValue   = 128       // bytes, of a label's value
-	MaxNumber  = 1e15      // samples are within 0 and this
+	MaxHeader = 16 << 10 // bytes
+	MaxLines  = 1024     // of any kind
+	MaxLine   = 8 << 10  // bytes
 
 	HeaderTimeout  = time.Second
 	RequestTimeout = 2 * time.Second // all of it: connect, headers, body
@@ -43,31 +39,11 @@ type Pod struct {
 	Port, Path           string // its annotations, unchecked; no Port = it has no page
 }
 
-// Kind is what a family is.
-type Kind int
-
-// The kinds of families that are let through.
-const (
-	Gauge Kind = iota
-	Counter
-)
-
-// Family is one name that is let through.
-type Family struct {
-	Name   string // as on the page: training_steps_total
-	Help   string
-	Kind   Kind
-	Labels []string // that it may carry, apart from identity, which it may not
-}
-
-// Label is one label of a sample.
-type Label struct{ Name, Value string }
-
 // Sample is one number of a page.
 type Sample struct {
-	Family Family
-	Labels []Label // in the order of Family.Labels; a label that the page left out is ""
-	Value  float64 // finite, 0 to MaxNumber
+	Family *stats.Family
+	Labels []string // values, in the order of Family.Labels; one that the page left out is ""
+	Value  float64  // finite, 0 to stats.MaxNumber
 }
 
 // Page is what one pod's page said. Immutable.
@@ -88,7 +64,7 @@ type Result struct {
 type Config struct {
 	Interval time.Duration           // between two reads of one page
 	Pods     func() []Pod            // the live pods of this node; safe for concurrent use
-	Families []Family                // that are let through; none = every page is empty
+	Families []stats.Family          // that are let through; none = every page is empty
 	Began    func(time.Time)         // called at the start of every cycle; may be nil
 	Ended    func(time.Time, Result) // called at the end of every cycle and when a page was read, never twice at once
 	Logger   *slog.Logger
@@ -106,7 +82,7 @@ type state struct {
 // reader is one Run.
 type reader struct {
 	cfg     Config
-	known   map[string]Family
+	known   map[string]*stats.Family
 	client  *client
 	targets func([]Pod) ([]target, map[string]string) // targetsOf; tests have no pods' addresses
 
@@ -132,10 +108,10 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func newReader(cfg Config) *reader {
-	r := &reader{cfg: cfg, client: newClient(), targets: targetsOf, known: map[string]Family{}, pods: map[string]*state{},
+	r := &reader{cfg: cfg, client: newClient(), targets: targetsOf, known: map[string]*stats.Family{}, pods: map[string]*state{},
 		reads: map[string]uint64{}, refused: map[string]uint64{}}
-	for _, f := range cfg.Families {
-		r.known[f.Name] = f
+	for i, f := range cfg.Families {
+		r.known[f.Name] = &cfg.Families[i]
 	}
 	return r
 }

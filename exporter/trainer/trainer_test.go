@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
 func TestBreaker(t *testing.T) {
@@ -30,7 +32,7 @@ func TestBreaker(t *testing.T) {
 func TestAddressMovesOn(t *testing.T) {
 	where := serve(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, goodPage) })
 	var last Result
-	r := newReader(Config{Interval: time.Second, Pods: func() []Pod { return nil }, Families: families,
+	r := newReader(Config{Interval: time.Second, Pods: func() []Pod { return nil }, Families: stats.Families(),
 		Ended: func(_ time.Time, result Result) { last = result }, Logger: slog.New(slog.DiscardHandler)})
 	asked := 0
 	r.targets = func([]Pod) ([]target, map[string]string) {

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/capstan-gpu/capstan/exporter"
+	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/metricname"
+)
+
+// errUsage marks flags that cannot be what was meant.
+var errUsage = errors.New("wrong flags")
+
+// usage words a wrong flag as one line, with the flags' names in place of the fields'.
+func usage(err error) error {
+	fields := strings.NewReplacer("MappingInterval", "--mapping-interval", "MappingMaxAge", "--mapping-max-age", "StatsInterval", "--stats-interval",
+		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "Listen", "--listen", "\n", "; ")
+	return fmt.Errorf("%w: %s", errUsage, fields.Replace(err.Error()))
+}
+
+func command() *cobra.Command {
+	var (
+		cfg               exporter.Config
+		library, node     string
+		level             slog.Level
+		once              bool
+		output, logFormat string
+	)
+	c := &cobra.Command{
+		Use:   "capstan-exporter",
+		Short: "Serve what this node's GPUs, their pods and trainers do, for Prometheus and Capstan's adapter",
+		Long: `Serve what this node's GPUs, their pods and their trainers do, for Prometheus and Capstan's adapter.
+
+The GPUs are read through libnvidia-ml.so.1, who holds them is asked of the kubelet (its pod-resources and Pods API, so Kubernetes 1.37 or
+its feature gate PodsAPI), and trainers are asked for their stats page where a pod has the annotation capstan.dev/stats-port.
+A scrape does none of this: it shows what was known last. What is not known is absent, never 0.
+
+/metrics is the page, /livez says whether the collection goes on, /readyz whether it has begun, and what is missing and why.`,
+		Example: `  # As in the DaemonSet
+  capstan-exporter --node-name "$NODE_NAME"
+
+  # What can be read here, once, for people
+  capstan-exporter --once
+
+  # With the simulated driver
+  LD_LIBRARY_PATH=/fakegpu/lib FAKEGPU_STATE=/fakegpu/state capstan-exporter --listen 127.0.0.1:9401`,
+		Version: version,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
+				return usage(err)
+			}
+			return nil
+		},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return usage(fmt.Errorf("--output is %q: want table or json", output))
+			}
+			if once {
+				level = max(level, slog.LevelWarn)
+			}
+			logger, err := newLogger(cmd.ErrOrStderr(), logFormat, level)
+			if err != nil {
+				return err
+			}
+			cfg.Logger = logger.With("node", node)
+			cfg.GPU = gpu.New(gpu.Config{LibraryPath: library, Logger: cfg.Logger})
+			cfg.Registry = newRegistry(node)
+			if err := cfg.Validate(); err != nil {
+				return usage(err)
+			}
+			if once {
+				return show(cmd.Context(), cmd.OutOrStdout(), cfg, output)
+			}
+			cfg.Logger.Info("starting", "version", version, "listen", cfg.Listen)
+			return exporter.Run(cmd.Context(), cfg)
+		},
+	}
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	c.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	f := c.Flags()
+	f.StringVar(&cfg.Listen, "listen", ":9401", "serve HTTP on this address")
+	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
+	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
+	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
+	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")
+	f.DurationVar(&cfg.MappingInterval, "mapping-interval", time.Second, "time between two questions to the kubelet who holds what, 500ms to 1m")
+	f.DurationVar(&cfg.MappingMaxAge, "mapping-max-age", 30*time.Second, "how long its last good answer stands when it does not answer, at most 5m")
+	f.DurationVar(&cfg.StatsInterval, "stats-interval", 5*time.Second, "time between two reads of a trainer's stats page, 1s to 5m")
+	f.DurationVar(&cfg.StuckAfter, "stuck-after", time.Minute, "how long a reading of the GPUs may take before /livez says no")
+	f.BoolVar(&once, "once", false, "print one reading and end")
+	f.StringVarP(&output, "output", "o", "table", "with --once: table or json")
+	f.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.StringVar(&logFormat, "log-format", "text", "text or json")
+	c.MarkFlagFilename("nvml-library")
+	c.MarkFlagDirname("kubelet-dir")
+	c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: level}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	default:
+		return nil, usage(fmt.Errorf("--log-format is %q: want text or json", format))
+	}
+}
+
+// newRegistry holds what is known of the process itself; the adapter takes process_start_time_seconds to tell the newer of two exporters.
+func newRegistry(node string) *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewGoCollector(),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: metricname.Prefix + "exporter_build_info", Help: "1; which exporter this is, and on which node.",
+			ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version(), "node": strings.ToValidUTF8(node, "")},
+		}, func() float64 { return 1 }))
+	return registry
+}

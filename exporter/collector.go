@@ -1,0 +1,249 @@
+package exporter
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/metricname"
+	"github.com/capstan-gpu/capstan/trainer/stats"
+)
+
+// Families about the exporter itself, which nobody else reads by name.
+const (
+	stageAge       = metricname.Prefix + "stage_age_seconds"
+	kubeletUp      = metricname.Prefix + "kubelet_api_up"
+	podsWithoutUID = metricname.Prefix + "pods_without_uid"
+	unknownDevices = metricname.Prefix + "unknown_device_ids"
+	samplesRefused = metricname.Prefix + "stats_samples_refused_total"
+	labelAPI       = "api"
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+func podDesc(name, help string, labels ...string) *prometheus.Desc {
+	return desc(name, help, append([]string{metricname.Namespace, metricname.Pod, metricname.PodUID}, labels...)...)
+}
+
+var (
+	descGPUInfo = desc(metricname.GPUInfo, "Who this GPU is, and what its utilization is made of: samples, rates, or nothing.",
+		metricname.UUID, metricname.Index, metricname.Minor, metricname.Model, metricname.PCIBusID, metricname.DriverVersion, metricname.UtilizationSource)
+	descGPUUp       = desc(metricname.GPUUp, "1 = the GPU answers, 0 = it was there and does not.", metricname.UUID)
+	descBusy        = desc(metricname.GPUBusySeconds, "Seconds for which at least one kernel was running. Divide its rate by that of observed.", metricname.UUID)
+	descObserved    = desc(metricname.GPUObservedSeconds, "Seconds for which a valid reading of the utilization exists.", metricname.UUID)
+	descUtilization = desc(metricname.GPUUtilizationRatio, "Busy share in the newest reading, 0 to 1.", metricname.UUID)
+	descMemUsed     = desc(metricname.GPUMemoryUsed, "Memory in use, without what the driver reserves.", metricname.UUID)
+	descMemReserved = desc(metricname.GPUMemoryReserved, "Memory that the driver holds for itself.", metricname.UUID)
+	descMemTotal    = desc(metricname.GPUMemoryTotal, "Memory of the GPU.", metricname.UUID)
+	descPower       = desc(metricname.GPUPower, "Power drawn.", metricname.UUID)
+	descEnergy      = desc(metricname.GPUEnergy, "Energy used since the driver was loaded.", metricname.UUID)
+	descTemperature = desc(metricname.GPUTemperature, "Temperature of the GPU.", metricname.UUID)
+	descClock       = desc(metricname.GPUClock, "Clock frequency now.", metricname.UUID, metricname.Clock)
+	descCallErrors  = desc(metricname.GPUCollectErrors, "NVML calls that failed, by call and code; without uuid those of the library as a whole.",
+		metricname.UUID, metricname.Call, metricname.Code)
+	descAllocation = desc(metricname.GPUAllocationInfo, "Which container holds this GPU.",
+		metricname.UUID, metricname.Namespace, metricname.Pod, metricname.PodUID, metricname.Container, metricname.Resource, metricname.Shared)
+
+	descPodGPUs     = podDesc(metricname.PodGPUs, "Distinct GPUs that the pod holds.")
+	descPodBusy     = podDesc(metricname.PodGPUBusySeconds, "Busy GPU-seconds of the pod's GPUs while it held them. On a shared GPU the device's, never to be summed.", metricname.Shared)
+	descPodObserved = podDesc(metricname.PodGPUObservedSeconds, "GPU-seconds of the pod's GPUs for which a valid reading exists, while it held them.", metricname.Shared)
+	descPodMemory   = podDesc(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", metricname.Shared)
+
+	descLibraryUp     = desc(metricname.LibraryUp, "1 = the NVML library answers.")
+	descDriverInfo    = desc(metricname.DriverInfo, "The driver's version.", metricname.DriverVersion)
+	descSnapshot      = desc(metricname.SnapshotTimestamp, "When the GPUs were read.")
+	descDuration      = desc(metricname.CollectionSeconds, "How long the newest round of a stage took.", metricname.Stage)
+	descAge           = desc(stageAge, "How long ago a stage last came to an end; grows while its driver, kubelet or trainers do not answer.", metricname.Stage)
+	descMappingAge    = desc(metricname.PodMappingAge, "Age of the kubelet's answer that allocations rest on; absent when there is none.")
+	descMappingErrors = desc(metricname.PodMappingErrors, "Answers of the kubelet that could not be used.", metricname.Reason)
+	descKubeletUp     = desc(kubeletUp, "1 = this interface of the kubelet answers. Without pods there are no UIDs, and nothing per pod is exported.", labelAPI)
+	descWithoutUID    = desc(podsWithoutUID, "Pods that hold a device and have no certain UID; nothing is exported for them.")
+	descUnknown       = desc(unknownDevices, "Device ids in the hands of pods that are no GPU of this node's driver; nothing is exported for them.")
+	descReads         = desc(metricname.StatsReads, "Reads of trainers' stats pages, by how they ended.", metricname.Result)
+	descRefused       = desc(samplesRefused, "Single samples left out of good stats pages.", metricname.Reason)
+
+	allDescs = []*prometheus.Desc{descGPUInfo, descGPUUp, descBusy, descObserved, descUtilization, descMemUsed, descMemReserved, descMemTotal,
+		descPower, descEnergy, descTemperature, descClock, descCallErrors, descAllocation, descPodGPUs, descPodBusy, descPodObserved, descPodMemory,
+		descLibraryUp, descDriverInfo, descSnapshot, descDuration, descAge, descMappingAge, descMappingErrors, descKubeletUp, descWithoutUID,
+		descUnknown, descReads, descRefused}
+)
+
+// trainingDescs are the descriptions of what stats pages may say, by the name on the page.
+func trainingDescs(families []stats.Family) map[string]*prometheus.Desc {
+	descs := make(map[string]*prometheus.Desc, len(families))
+	for _, f := range families {
+		descs[f.Name] = podDesc(metricname.Prefix+f.Name, f.Help, f.Labels...)
+	}
+	return descs
+}
+
+// collector renders the newest Snapshot. It does no other work, and never panics on what a driver, kubelet or trainer said.
+type collector struct {
+	snapshot func() *Snapshot
+	now      func() time.Time
+	training map[string]*prometheus.Desc
+}
+
+// Describe sends every family that Collect may.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range allDescs {
+		ch <- d
+	}
+	for _, d := range c.training {
+		ch <- d
+	}
+}
+
+// Collect renders.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	s, now := c.snapshot(), c.now()
+	p := page{ch}
+	p.self(s, now)
+	for i := range s.GPUs.Devices {
+		p.device(&s.GPUs.Devices[i], s.GPUs.DriverVersion)
+	}
+	for _, e := range s.GPUs.Errors {
+		p.counter(descCallErrors, float64(e.Count), e.UUID, e.Call, e.Code)
+	}
+	p.allocations(s)
+	for _, u := range s.Usage {
+		p.pod(u)
+	}
+	for _, t := range s.Training.Pages {
+		for _, sample := range t.Samples {
+			labels := append([]string{t.Namespace, t.Pod, t.UID}, sample.Labels...)
+			if sample.Family.Kind == stats.Counter {
+				p.counter(c.training[sample.Family.Name], sample.Value, labels...)
+			} else {
+				p.gauge(c.training[sample.Family.Name], sample.Value, labels...)
+			}
+		}
+	}
+}
+
+// page is one rendering.
+type page struct{ ch chan<- prometheus.Metric }
+
+func (p page) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	p.send(d, prometheus.GaugeValue, v, labels)
+}
+
+func (p page) counter(d *prometheus.Desc, v float64, labels ...string) {
+	p.send(d, prometheus.CounterValue, v, labels)
+}
+
+func (p page) send(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) {
+	for i, l := range labels {
+		labels[i] = strings.ToValidUTF8(l, "�") // a driver's string is bytes
+	}
+	m, err := prometheus.NewConstMetric(d, kind, v, labels...)
+	if err != nil { // one series less, not a page less
+		m = prometheus.NewInvalidMetric(d, err)
+	}
+	p.ch <- m
+}
+
+func (p page) maybe(d *prometheus.Desc, v *float64, labels ...string) {
+	if v != nil {
+		p.gauge(d, *v, labels...)
+	}
+}
+
+func (p page) bytes(d *prometheus.Desc, v *uint64, labels ...string) {
+	if v != nil {
+		p.gauge(d, float64(*v), labels...)
+	}
+}
+
+func (p page) device(d *gpu.Device, driver string) {
+	p.gauge(descGPUInfo, 1, d.UUID, strconv.Itoa(d.Index), strconv.Itoa(d.Minor), d.Model, d.PCIBusID, driver, d.UtilizationSource)
+	p.gauge(descGPUUp, number(d.Up), d.UUID)
+	if d.UtilizationSource != "" {
+		p.counter(descBusy, d.Busy, d.UUID)
+		p.counter(descObserved, d.Observed, d.UUID)
+	}
+	p.maybe(descUtilization, d.Utilization, d.UUID)
+	p.bytes(descMemUsed, d.MemoryUsed, d.UUID)
+	p.bytes(descMemReserved, d.MemoryReserved, d.UUID)
+	p.bytes(descMemTotal, d.MemoryTotal, d.UUID)
+	p.maybe(descPower, d.PowerWatts, d.UUID)
+	if d.EnergyJoules != nil {
+		p.counter(descEnergy, *d.EnergyJoules, d.UUID)
+	}
+	p.maybe(descTemperature, d.TemperatureCelsius, d.UUID)
+	for _, clock := range slices.Sorted(maps.Keys(d.ClockHertz)) {
+		p.gauge(descClock, d.ClockHertz[clock], d.UUID, clock)
+	}
+}
+
+// allocations writes one line for each container and GPU; two replicas of a GPU in one container are one line.
+func (p page) allocations(s *Snapshot) {
+	type line struct{ uuid, namespace, pod, uid, container, resource string }
+	var last line
+	for _, a := range s.Mapping.Allocations {
+		now := line{a.UUID, a.Namespace, a.Pod, a.PodUID, a.Container, a.Resource}
+		if now == last {
+			continue
+		}
+		last = now
+		p.gauge(descAllocation, 1, a.UUID, a.Namespace, a.Pod, a.PodUID, a.Container, a.Resource, strconv.FormatBool(a.Shared))
+	}
+}
+
+func (p page) pod(u PodUsage) {
+	shared := strconv.FormatBool(u.Shared)
+	p.gauge(descPodGPUs, float64(u.GPUs), u.Namespace, u.Pod, u.PodUID)
+	if u.Busy != nil {
+		p.counter(descPodBusy, *u.Busy, u.Namespace, u.Pod, u.PodUID, shared)
+	}
+	if u.Observed != nil {
+		p.counter(descPodObserved, *u.Observed, u.Namespace, u.Pod, u.PodUID, shared)
+	}
+	p.bytes(descPodMemory, u.MemoryUsed, u.Namespace, u.Pod, u.PodUID, shared)
+}
+
+func (p page) self(s *Snapshot, now time.Time) {
+	if !s.Stages[stageGPU].Ended.IsZero() {
+		p.gauge(descLibraryUp, number(s.GPUs.Err == nil))
+		p.gauge(descSnapshot, float64(s.GPUs.At.UnixMilli())/1000)
+		if s.GPUs.DriverVersion != "" {
+			p.gauge(descDriverInfo, 1, s.GPUs.DriverVersion)
+		}
+	}
+	for i, stage := range s.Stages {
+		if !stage.Ended.IsZero() {
+			p.gauge(descDuration, stage.Took.Seconds(), stageNames[i])
+		}
+		p.gauge(descAge, stage.Age(now).Seconds(), stageNames[i])
+	}
+	if !s.Mapping.At.IsZero() {
+		p.gauge(descMappingAge, now.Sub(s.Mapping.At).Seconds())
+	}
+	for reason, n := range s.Mapping.Errors {
+		p.counter(descMappingErrors, float64(n), reason)
+	}
+	p.gauge(descKubeletUp, number(s.Mapping.Resources.Up), "pod-resources")
+	p.gauge(descKubeletUp, number(s.Mapping.PodsAPI.Up), "pods")
+	p.gauge(descWithoutUID, float64(len(s.Mapping.Unbound)))
+	p.gauge(descUnknown, float64(len(s.unknownDevices())))
+	for reason, n := range s.Training.Reads {
+		p.counter(descReads, float64(n), reason)
+	}
+	for reason, n := range s.Training.Refused {
+		p.counter(descRefused, float64(n), reason)
+	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,209 @@
+// Package exporter measures the GPUs of one node, says which pods hold them, reads what their trainers say, and serves all of
+// it as one page for Prometheus and for the adapter.
+//
+// Three stages run side by side, each on its own clock, and none waits for another: the driver ([Reader]), the kubelet
+// (podmap) and the trainers' stats pages (trainer). Each hands what it knows to a board, which publishes an immutable
+// [Snapshot]. A scrape renders the newest Snapshot and does no other work: it makes no NVML call and no kubelet call, so a
+// stuck driver, kubelet or trainer delays nobody, and is visible as the age of its stage.
+//
+// What is not known is absent from the page, never 0. The package does not decide what a value means for scaling, keeps no
+// history, and has no rights in the API server.
+package exporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/exporter/podmap"
+	"github.com/capstan-gpu/capstan/exporter/trainer"
+	"github.com/capstan-gpu/capstan/trainer/stats"
+)
+
+// Reader reads the node's GPUs. One goroutine calls it. Read blocks as long as the driver does; *gpu.Reader is one.
+type Reader interface {
+	Read(now time.Time) gpu.Reading
+	Close() error
+}
+
+// Config is what [Run] needs.
+type Config struct {
+	Listen          string               // address of the HTTP server, like ":9401"
+	Interval        time.Duration        // between two readings of the GPUs; 100 ms to 1 min
+	KubeletDir      string               // absolute; the kubelet's --root-dir, /var/lib/kubelet
+	MappingInterval time.Duration        // between two questions to the kubelet; 500 ms to 1 min, since it answers 100 a second for the whole node
+	MappingMaxAge   time.Duration        // how long the last good answer of the kubelet stands; MappingInterval to 5 min
+	StatsInterval   time.Duration        // between two reads of a trainer's stats page; 1 s to 5 min
+	StuckAfter      time.Duration        // how long a reading of the GPUs may take before /livez says no; 2 × Interval to 1 h
+	GPU             Reader               // required; Run closes it
+	Registry        *prometheus.Registry // required; Run registers its collector there and serves all that is in it
+	Logger          *slog.Logger         // required
+	OnListen        func(net.Addr)       // called once the server listens, may be nil; for tests and port 0
+}
+
+// Validate says which field has which value and what would be allowed.
+func (c Config) Validate() error {
+	var errs []error
+	within := func(field string, d, least, most time.Duration) {
+		if d < least || d > most {
+			errs = append(errs, fmt.Errorf("%s is %s: want %s to %s", field, d, least, most))
+		}
+	}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		errs = append(errs, fmt.Errorf("Listen is %q: want [HOST]:PORT", c.Listen))
+	}
+	within("Interval", c.Interval, 100*time.Millisecond, time.Minute)
+	within("MappingInterval", c.MappingInterval, 500*time.Millisecond, time.Minute)
+	within("MappingMaxAge", c.MappingMaxAge, max(c.MappingInterval, time.Second), 5*time.Minute)
+	within("StatsInterval", c.StatsInterval, time.Second, 5*time.Minute)
+	within("StuckAfter", c.StuckAfter, 2*c.Interval, time.Hour)
+	if !filepath.IsAbs(c.KubeletDir) {
+		errs = append(errs, fmt.Errorf("KubeletDir is %q: want an absolute path", c.KubeletDir))
+	}
+	if c.GPU == nil || c.Registry == nil || c.Logger == nil {
+		errs = append(errs, errors.New("GPU, Registry and Logger are required"))
+	}
+	return errors.Join(errs...)
+}
+
+// grace is how long Run waits for a driver that does not let go, once it is asked to end. A process that waits for a dead
+// driver would be killed after the pod's grace period instead, and the node's GPUs would go unmeasured that much longer.
+const grace = 2 * time.Second
+
+// Run measures and serves until ctx is done, and returns nil then. It returns an error when it cannot listen, and one that
+// wraps gpu.ErrRestart when only a new process can read the GPUs again. No GPU, no driver, no kubelet are no errors: the page
+// and /readyz say so, and they are taken up when they appear.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	b := newBoard()
+	if err := cfg.Registry.Register(&collector{snapshot: b.snapshot, now: time.Now, training: trainingDescs(stats.Families())}); err != nil {
+		return fmt.Errorf("register the collector: %w", err)
+	}
+	listener, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", cfg.Listen, err)
+	}
+	if cfg.OnListen != nil {
+		cfg.OnListen(listener.Addr())
+	}
+	server := &http.Server{
+		Handler:           handler(cfg, b),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		stop, cancel := context.WithTimeout(context.Background(), grace)
+		defer cancel()
+		if server.Shutdown(stop) != nil {
+			return server.Close()
+		}
+		return nil
+	})
+	collect(ctx, group, cfg, b)
+	return group.Wait()
+}
+
+// collect starts the three stages.
+func collect(ctx context.Context, group *errgroup.Group, cfg Config, b *board) {
+	group.Go(func() error { return readGPUs(ctx, cfg, b) })
+	group.Go(func() error {
+		return podmap.Run(ctx, podmap.Config{KubeletDir: cfg.KubeletDir, Interval: cfg.MappingInterval, MaxAge: cfg.MappingMaxAge,
+			Asked: func(now time.Time) { b.begin(stagePods, now) }, Answered: func(now time.Time) { b.end(stagePods, now) }, Publish: b.mapped,
+			Logger: cfg.Logger.With("stage", "pods")})
+	})
+	group.Go(func() error {
+		return trainer.Run(ctx, trainer.Config{Interval: cfg.StatsInterval, Pods: b.trainers, Families: stats.Families(),
+			Began: func(now time.Time) { b.begin(stageStats, now) }, Ended: b.trained,
+			Logger: cfg.Logger.With("stage", "stats")})
+	})
+}
+
+// Once collects for a moment without serving anything, and returns what is known then: at least two readings, and pods if the
+// kubelet answers.
+func Once(ctx context.Context, cfg Config) (*Snapshot, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	b := newBoard()
+	// Two rounds of each stage, since a pod is certain only when nothing changed between two questions.
+	ctx, cancel := context.WithTimeout(ctx, 2*max(cfg.Interval, cfg.MappingInterval)+500*time.Millisecond)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	collect(ctx, group, cfg, b)
+	err := group.Wait()
+	return b.snapshot(), err
+}
+
+// readGPUs reads the GPUs until ctx is done. The reading goes on in a goroutine of its own, since a call that the driver does
+// not answer cannot be cancelled: it is left behind, for the process to take with it.
+func readGPUs(ctx context.Context, cfg Config, b *board) error {
+	done := make(chan error, 1)
+	go func() {
+		err := gpuLoop(ctx, cfg, b)
+		if closing := cfg.GPU.Close(); closing != nil {
+			cfg.Logger.Warn("let go of the driver", "error", closing)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(grace):
+		cfg.Logger.Warn("the driver still does not answer; ending without it", "waited", grace)
+		return nil
+	}
+}
+
+// gpuLoop reads at once, and then once an interval. The only user of cfg.GPU.
+func gpuLoop(ctx context.Context, cfg Config, b *board) error {
+	ticker := time.NewTicker(cfg.Interval)
+	defer ticker.Stop()
+	problem := ""
+	for {
+		now := time.Now()
+		b.begin(stageGPU, now)
+		reading := cfg.GPU.Read(now)
+		b.read(time.Now(), reading)
+		if errors.Is(reading.Err, gpu.ErrRestart) {
+			return fmt.Errorf("read GPUs: %w", reading.Err)
+		}
+		if p := gpuProblem(reading); p != problem {
+			problem = p
+			cfg.Logger.Info("what can be read of the GPUs changed", "gpus", len(reading.Devices), "missing", p)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}

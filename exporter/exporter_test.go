@@ -1,0 +1,296 @@
+package exporter
+
+import (
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/exporter/podmap"
+	"github.com/capstan-gpu/capstan/metricname"
+)
+
+var discard = slog.New(slog.DiscardHandler)
+
+// fakeReader is a driver: what it says, and how long it takes.
+type fakeReader struct {
+	reads  atomic.Int64
+	closed atomic.Bool
+	inside atomic.Int64 // calls under way; two at once would be wrong
+	read   func(n int64, now time.Time) gpu.Reading
+}
+
+func (f *fakeReader) Read(now time.Time) gpu.Reading {
+	if f.inside.Add(1) != 1 || f.closed.Load() {
+		panic("two users of one driver, or a closed one")
+	}
+	defer f.inside.Add(-1)
+	return f.read(f.reads.Add(1), now)
+}
+
+func (f *fakeReader) Close() error {
+	if f.closed.Swap(true) {
+		panic("closed twice")
+	}
+	return nil
+}
+
+// steady is a driver with one GPU that is half busy.
+func steady(n int64, now time.Time) gpu.Reading {
+	return gpu.Reading{At: now, Devices: []gpu.Device{device("GPU-1", float64(n)/2, float64(n))}}
+}
+
+func config(r Reader) Config {
+	return Config{Listen: "127.0.0.1:0", Interval: time.Second, KubeletDir: "/nowhere", MappingInterval: time.Second, MappingMaxAge: 30 * time.Second,
+		StatsInterval: 5 * time.Second, StuckAfter: time.Minute, GPU: r, Registry: prometheus.NewPedanticRegistry(), Logger: discard}
+}
+
+// start runs an exporter on a free port, and returns what asks it and what ends it.
+func start(t *testing.T, cfg Config) (get func(path string) (int, string), stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	where := make(chan net.Addr, 1)
+	cfg.OnListen = func(a net.Addr) { where <- a }
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, cfg) }()
+	var address net.Addr
+	select {
+	case address = <-where:
+	case err := <-done:
+		t.Fatalf("Run: %v", err)
+	}
+	stop = sync.OnceValue(func() error { cancel(); return <-done })
+	t.Cleanup(func() { stop() })
+	return func(path string) (int, string) {
+		t.Helper()
+		response, err := http.Get("http://" + address.String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(body)
+	}, stop
+}
+
+// until asks until the answer has the words.
+func until(t *testing.T, get func(string) (int, string), path string, words ...string) string {
+	t.Helper()
+	var body string
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		_, body = get(path)
+		missing := false
+		for _, w := range words {
+			missing = missing || !strings.Contains(body, w)
+		}
+		if !missing {
+			return body
+		}
+	}
+	t.Fatalf("%s never said %q, but\n%s", path, words, body)
+	return ""
+}
+
+func TestRun(t *testing.T) {
+	driver := &fakeReader{read: steady}
+	cfg := config(driver)
+	cfg.Interval = 100 * time.Millisecond
+	get, stop := start(t, cfg)
+	until(t, get, "/metrics", metricname.GPUBusySeconds+`{uuid="GPU-1"} `, metricname.LibraryUp+" 1")
+	if code, body := get("/livez"); code != 200 {
+		t.Errorf("/livez %d %s", code, body)
+	}
+	// No kubelet here: ready all the same, and it says so.
+	until(t, get, "/readyz", "ready, but", "pod-resources does not answer", "Pods API")
+	if code, _ := get("/readyz"); code != 200 {
+		t.Errorf("/readyz %d", code)
+	}
+	if code, body := get("/"); code != 200 || !strings.Contains(body, "/metrics") {
+		t.Errorf("/ %d %s", code, body)
+	}
+	if code, _ := get("/nowhere"); code != 404 {
+		t.Errorf("/nowhere %d", code)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if !driver.closed.Load() {
+		t.Error("the driver is still open")
+	}
+}
+
+// A driver that does not come back: the page is served with a growing age, /livez says no, and the end is not delayed for long.
+func TestStuckDriver(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	driver := &fakeReader{read: func(n int64, now time.Time) gpu.Reading {
+		if n == 3 {
+			<-release
+		}
+		return steady(n, now)
+	}}
+	cfg := config(driver)
+	cfg.Interval, cfg.StuckAfter = 100*time.Millisecond, 500*time.Millisecond
+	get, stop := start(t, cfg)
+	until(t, get, "/livez", "stuck: a reading of the GPUs began")
+	if code, _ := get("/livez"); code != 503 {
+		t.Errorf("/livez %d, want 503", code)
+	}
+	_, page := get("/metrics")
+	if !strings.Contains(page, metricname.GPUObservedSeconds+`{uuid="GPU-1"} 2`) || !strings.Contains(page, stageAge+`{stage="gpu"} `) {
+		t.Errorf("the page of a stuck driver:\n%s", page)
+	}
+	// The other stages go on.
+	until(t, get, "/metrics", metricname.PodMappingErrors+`{reason="unreachable"} 4`)
+	began := time.Now()
+	if err := stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if took := time.Since(began); took > grace+time.Second {
+		t.Errorf("the end took %s", took)
+	}
+}
+
+func TestDriverNeedsRestart(t *testing.T) {
+	driver := &fakeReader{read: func(n int64, now time.Time) gpu.Reading {
+		return gpu.Reading{At: now, Err: fmt.Errorf("driver 590 was replaced by 600: %w", gpu.ErrRestart)}
+	}}
+	err := Run(t.Context(), config(driver))
+	if err == nil || !strings.Contains(err.Error(), "driver 590 was replaced by 600") || !driver.closed.Load() {
+		t.Errorf("Run: %v; closed %t", err, driver.closed.Load())
+	}
+}
+
+func TestAddressInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cfg := config(&fakeReader{read: steady})
+	cfg.Listen = l.Addr().String()
+	if err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), cfg.Listen) {
+		t.Errorf("Run: %v, want an error with %s", err, cfg.Listen)
+	}
+}
+
+// The clock of the readings is the interval's, from the first moment on; a slow reading delays the next, never doubles it.
+func TestGPULoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		driver := &fakeReader{read: func(n int64, now time.Time) gpu.Reading {
+			if n == 5 {
+				time.Sleep(3500 * time.Millisecond)
+			}
+			return steady(n, now)
+		}}
+		b := newBoard()
+		b.mapped(podmap.Mapping{At: time.Now(), Allocations: []podmap.Allocation{held("u1", "GPU-1")}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- gpuLoop(ctx, config(driver), b) }()
+		synctest.Wait()
+		if s := b.snapshot(); driver.reads.Load() != 1 || *s.Usage[0].Observed != 0 {
+			t.Errorf("at the start: %d reads, %+v", driver.reads.Load(), s.Usage)
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if s := b.snapshot(); driver.reads.Load() != 4 || *s.Usage[0].Observed != 3 || *s.Usage[0].Busy != 1.5 {
+			t.Errorf("after 3 s: %d reads, %+v", driver.reads.Load(), s.Usage)
+		}
+		time.Sleep(3 * time.Second) // the fifth has begun and sleeps
+		synctest.Wait()
+		if age := b.snapshot().Stages[stageGPU].Age(time.Now()); driver.reads.Load() != 5 || age != 3*time.Second {
+			t.Errorf("while it is slow: %d reads, age %s", driver.reads.Load(), age)
+		}
+		// A pod that leaves meanwhile is gone from the page, though the driver does not answer.
+		b.mapped(podmap.Mapping{At: time.Now()})
+		if s := b.snapshot(); len(s.Usage) != 0 {
+			t.Errorf("a pod that left: %+v", s.Usage)
+		}
+		time.Sleep(2 * time.Second)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if n := driver.reads.Load(); n < 6 || n > 8 {
+			t.Errorf("%d reads after 8 s of which 3.5 were one, want 6 to 8", n)
+		}
+	})
+}
+
+// Who asks for a page in one form within its lifetime gets the same one; each form is made for itself, and strange forms are not kept.
+func TestPages(t *testing.T) {
+	var rendered atomic.Int64
+	p := &pages{lifetime: time.Hour, render: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Header.Get("Accept"), " ", rendered.Add(1))
+	})}
+	get := func(accept string) string {
+		r, _ := http.NewRequest("GET", "/metrics", nil)
+		r.Header.Set("Accept", accept)
+		return p.newest(r).body.String()
+	}
+	var group sync.WaitGroup
+	for range 50 {
+		group.Go(func() {
+			if got := get("a"); got != "a 1" {
+				t.Errorf("page %q, want a 1", got)
+			}
+		})
+	}
+	group.Wait()
+	if got := get("b"); got != "b 2" {
+		t.Errorf("another form: %q", got)
+	}
+	p.lifetime = 0
+	if got := get("a"); got != "a 3" {
+		t.Errorf("after its lifetime: %q", got)
+	}
+	for i := range 100 {
+		get(fmt.Sprint(i))
+	}
+	if len(p.form) > maxForms {
+		t.Errorf("%d forms kept, at most %d", len(p.form), maxForms)
+	}
+}
+
+func TestCompressed(t *testing.T) {
+	get, _ := start(t, config(&fakeReader{read: steady}))
+	until(t, get, "/metrics", metricname.GPUUp)
+	cfg := config(&fakeReader{read: steady})
+	where := make(chan net.Addr, 1)
+	cfg.OnListen = func(a net.Addr) { where <- a }
+	go Run(t.Context(), cfg)
+	request, _ := http.NewRequest("GET", "http://"+(<-where).String()+"/metrics", nil)
+	request.Header.Set("Accept-Encoding", "gzip")
+	request.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
+	response, err := (&http.Transport{DisableCompression: true}).RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.Header.Get("Content-Encoding") != "gzip" || !strings.HasPrefix(response.Header.Get("Content-Type"), "application/openmetrics-text") {
+		t.Errorf("header %v", response.Header)
+	}
+	z, err := gzip.NewReader(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(z); err != nil || !strings.HasSuffix(string(body), "# EOF\n") {
+		t.Errorf("body %q, %v", body, err)
+	}
+}

@@ -1,0 +1,214 @@
+package exporter
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/exporter/podmap"
+	"github.com/capstan-gpu/capstan/exporter/trainer"
+)
+
+// Snapshot is all that the exporter knows at one moment. Immutable: the next moment is another Snapshot. Data and health are
+// apart; neither is to be guessed from the other.
+type Snapshot struct {
+	GPUs     gpu.Reading    // counters in seconds, bytes, watts, joules, degrees Celsius, hertz; Device says which
+	Usage    []PodUsage     // by pod, made from GPUs and from the mapping that was known when they were read
+	Mapping  podmap.Mapping // who holds what
+	Training trainer.Result // what stats pages said
+
+	Stages [stages]Stage // health, by stage
+}
+
+// PodUsage is what a pod's GPUs did while the pod held them.
+type PodUsage struct {
+	Namespace, Pod, PodUID string
+	GPUs                   int      // distinct GPUs that the pod holds and the driver knows
+	Shared                 bool     // at least one of them was ever handed to more than this pod: its busy share is the device's
+	Busy, Observed         *float64 // GPU-seconds since the pod was first seen, monotone; nil = no GPU of the pod has a utilization
+	MemoryUsed             *uint64  // bytes, of all the pod's GPUs; nil = not known of at least one
+}
+
+// The stages, each on its own clock.
+const (
+	stageGPU = iota
+	stagePods
+	stageStats
+	stages
+)
+
+var stageNames = [stages]string{"gpu", "pods", "stats"}
+
+// Stage is how a stage is doing.
+type Stage struct {
+	Began time.Time     // of the newest round; zero = none began
+	Ended time.Time     // of the newest round that came to an end; zero = none did
+	Took  time.Duration // that round
+}
+
+// Age is how old the newest result is at now, or how long the first one is being waited for.
+func (s Stage) Age(now time.Time) time.Duration {
+	switch {
+	case !s.Ended.IsZero():
+		return now.Sub(s.Ended)
+	case !s.Began.IsZero():
+		return now.Sub(s.Began)
+	default:
+		return 0
+	}
+}
+
+// board takes what the stages know and publishes it. Safe for concurrent use; readers never wait.
+type board struct {
+	newest atomic.Pointer[Snapshot]
+	mu     sync.Mutex // guards usage, and that one Snapshot grows out of the one before
+	usage  usage
+}
+
+func newBoard() *board {
+	b := &board{}
+	b.newest.Store(&Snapshot{})
+	return b
+}
+
+// snapshot is the newest one, never nil.
+func (b *board) snapshot() *Snapshot { return b.newest.Load() }
+
+// change publishes a copy of the newest Snapshot with f's changes.
+func (b *board) change(f func(s *Snapshot)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := *b.newest.Load()
+	f(&next)
+	b.newest.Store(&next)
+}
+
+func (b *board) begin(stage int, now time.Time) {
+	b.change(func(s *Snapshot) { s.Stages[stage].Began = now })
+}
+
+func (b *board) end(stage int, now time.Time) {
+	b.change(func(s *Snapshot) { s.end(stage, now) })
+}
+
+func (s *Snapshot) end(stage int, now time.Time) {
+	s.Stages[stage].Ended = now
+	s.Stages[stage].Took = now.Sub(s.Stages[stage].Began)
+}
+
+// read takes a reading of the GPUs. It counts for the pods that hold them by the mapping of this moment.
+func (b *board) read(now time.Time, reading gpu.Reading) {
+	b.change(func(s *Snapshot) {
+		s.end(stageGPU, now)
+		s.GPUs = reading
+		b.usage, s.Usage = b.usage.advance(reading, s.Mapping.Allocations)
+	})
+}
+
+// mapped takes a mapping. A pod that it does not name any more is gone from the page at once, also while the driver is stuck.
+func (b *board) mapped(m podmap.Mapping) {
+	b.change(func(s *Snapshot) {
+		s.Mapping = m
+		holding := map[string]bool{}
+		for _, a := range m.Allocations {
+			holding[a.PodUID] = true
+		}
+		kept := make([]PodUsage, 0, len(s.Usage))
+		for _, u := range s.Usage {
+			if holding[u.PodUID] {
+				kept = append(kept, u)
+			}
+		}
+		s.Usage = kept
+	})
+}
+
+func (b *board) trained(now time.Time, r trainer.Result) {
+	b.change(func(s *Snapshot) {
+		s.end(stageStats, now)
+		s.Training = r
+	})
+}
+
+// trainers lists the pods that may have a stats page: those that run.
+func (b *board) trainers() (pods []trainer.Pod) {
+	for _, p := range b.snapshot().Mapping.Pods {
+		if p.StatsPort == "" || p.Phase != "Running" {
+			// Still in the list if it has an address: nobody else's page may be read there.
+			if p.IP != "" && p.Phase == "Running" {
+				pods = append(pods, trainer.Pod{UID: p.UID, IP: p.IP, HostNetwork: p.HostNetwork})
+			}
+			continue
+		}
+		pods = append(pods, trainer.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID, IP: p.IP, HostNetwork: p.HostNetwork,
+			Port: p.StatsPort, Path: p.StatsPath})
+	}
+	return pods
+}
+
+// gpuProblem says in words what is missing of the GPUs, "" when nothing is.
+func gpuProblem(r gpu.Reading) string {
+	if r.Err != nil {
+		return r.Err.Error()
+	}
+	var lost []string
+	for _, d := range r.Devices {
+		if !d.Up {
+			lost = append(lost, fmt.Sprintf("GPU %d (%s) does not answer: %s", d.Index, d.UUID, d.Reason))
+		}
+	}
+	if len(r.Devices) == 0 {
+		return "the driver knows no GPU"
+	}
+	return strings.Join(lost, "; ")
+}
+
+// Missing lists in words what a reader of the page will not find there, and why.
+func (s *Snapshot) Missing(now time.Time) (words []string) {
+	if s.Stages[stageGPU].Ended.IsZero() {
+		words = append(words, fmt.Sprintf("gpu: the first reading has not ended; it began %s ago", s.Stages[stageGPU].Age(now).Round(time.Second)))
+	} else if p := gpuProblem(s.GPUs); p != "" {
+		words = append(words, "gpu: "+p)
+	}
+	if !s.Mapping.Resources.Up {
+		words = append(words, "pods: "+orElse(s.Mapping.Resources.Problem, "the kubelet was not asked yet"))
+	}
+	if !s.Mapping.PodsAPI.Up {
+		words = append(words, "pods: "+orElse(s.Mapping.PodsAPI.Problem, "the kubelet was not asked yet"))
+	}
+	if len(s.Mapping.Unbound) > 0 {
+		words = append(words, "pods: no certain UID for "+strings.Join(s.Mapping.Unbound, ", ")+": another pod of the same name lives or lived a moment ago")
+	}
+	if ids := s.unknownDevices(); len(ids) > 0 {
+		words = append(words, fmt.Sprintf("pods: %d device ids that are no GPU of this node's driver, like %q: nothing is exported for them", len(ids), ids[0]))
+	}
+	return words
+}
+
+// unknownDevices lists the device ids in pods' hands that the driver does not know, sorted, each once; nil when the driver itself is
+// not known.
+func (s *Snapshot) unknownDevices() (ids []string) {
+	if s.GPUs.Err != nil || s.Stages[stageGPU].Ended.IsZero() {
+		return nil
+	}
+	known := map[string]bool{}
+	for _, d := range s.GPUs.Devices {
+		known[d.UUID] = true
+	}
+	for _, a := range s.Mapping.Allocations {
+		if !known[a.UUID] && (len(ids) == 0 || ids[len(ids)-1] != a.DeviceID) {
+			ids = append(ids, a.DeviceID)
+		}
+	}
+	return ids
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}

@@ -1,0 +1,96 @@
+package exporter
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/exporter/podmap"
+)
+
+// usage is what must be remembered from one reading to the next to count for pods. A value: advance makes a new one.
+type usage struct {
+	devices map[string]counters // by UUID, of the newest reading
+	pods    map[string]podCount // by UID, of pods that hold a device now
+}
+
+type counters struct{ busy, observed float64 } // GPU-seconds
+
+type podCount struct {
+	counters
+	held   []string // UUIDs at the newest reading, sorted
+	shared bool     // was true once, stays true: a series does not change its labels while its pod lives
+}
+
+// advance counts what happened between the reading before and this one. A device's increment counts for a pod if the pod held
+// the device at both; so the moment of taking over counts for nobody, and busy and observed always speak of the same time.
+// A pod starts at 0 when it is first seen, and is forgotten once it holds nothing. Pure.
+func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (usage, []PodUsage) {
+	next := usage{devices: make(map[string]counters, len(reading.Devices)), pods: map[string]podCount{}}
+	byUUID := make(map[string]*gpu.Device, len(reading.Devices))
+	for i := range reading.Devices {
+		d := &reading.Devices[i]
+		byUUID[d.UUID] = d
+		next.devices[d.UUID] = counters{d.Busy, d.Observed}
+	}
+
+	type holder struct {
+		who     PodUsage
+		devices []string
+	}
+	holders := map[string]*holder{}
+	var order []string
+	for _, a := range allocations {
+		if byUUID[a.UUID] == nil {
+			continue
+		}
+		h := holders[a.PodUID]
+		if h == nil {
+			h = &holder{who: PodUsage{Namespace: a.Namespace, Pod: a.Pod, PodUID: a.PodUID}}
+			holders[a.PodUID] = h
+			order = append(order, a.PodUID)
+		}
+		h.who.Shared = h.who.Shared || a.Shared
+		h.devices = append(h.devices, a.UUID)
+	}
+
+	pods := make([]PodUsage, 0, len(order))
+	for _, uid := range order {
+		h := holders[uid]
+		slices.Sort(h.devices)
+		h.devices = slices.Compact(h.devices) // two replicas of one GPU are one GPU
+		before, now := u.pods[uid], podCount{held: h.devices}
+		now.counters, now.shared = before.counters, before.shared || h.who.Shared
+		measured, memory, memoryKnown := false, uint64(0), true
+		for _, uuid := range h.devices {
+			d := byUUID[uuid]
+			if d.UtilizationSource != "" {
+				measured = true
+				_, had := slices.BinarySearch(before.held, uuid)
+				if was, ok := u.devices[uuid]; had && ok {
+					now.busy += max(0, d.Busy-was.busy)
+					now.observed += max(0, d.Observed-was.observed)
+				}
+			}
+			if d.MemoryUsed != nil {
+				memory += *d.MemoryUsed
+			} else {
+				memoryKnown = false
+			}
+		}
+		next.pods[uid] = now
+		out := h.who
+		out.GPUs, out.Shared = len(h.devices), now.shared
+		if measured {
+			out.Busy, out.Observed = &now.busy, &now.observed
+		}
+		if memoryKnown {
+			out.MemoryUsed = &memory
+		}
+		pods = append(pods, out)
+	}
+	slices.SortFunc(pods, func(a, b PodUsage) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.PodUID, b.PodUID))
+	})
+	return next, pods
+}
