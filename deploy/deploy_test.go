@@ -27,6 +27,7 @@ import (
 
 	"github.com/capstan-gpu/capstan/images/image"
 	"github.com/capstan-gpu/capstan/metricname"
+	"github.com/capstan-gpu/capstan/rules"
 	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
@@ -462,6 +463,48 @@ components: [../components/runtime-class]
 	for name, pod := range pods(decode(t, with(t, "mine/kustomization.yaml", overlay, "mine"))) {
 		if class := pod.Spec.RuntimeClassName; (name == "capstan-exporter") != (class != nil && *class == "nvidia") {
 			t.Errorf("%s has runtime class %v", name, class)
+		}
+	}
+}
+
+// The simulated overlay's rules are the shipped ones with other times, and people may read every shipped metric.
+func TestRules(t *testing.T) {
+	shipped := map[string]rules.Rule{}
+	for _, r := range rules.Default() {
+		shipped[r.Metric] = r
+	}
+	if len(shipped) == 0 {
+		t.Skip("package rules ships no rules yet")
+	}
+	file := filepath.Join(simulated, "rules.yaml")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, err := rules.Parse(file, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range short {
+		want := shipped[got.Metric]
+		if want.Window < got.Window || want.MaxAge < got.MaxAge || want.HoldFor < got.HoldFor || want.JoinFor < got.JoinFor {
+			t.Errorf("%s: %+v waits longer than the shipped %+v", got.Metric, got, want)
+		}
+		want.Window, want.MaxAge, want.HoldFor, want.JoinFor = got.Window, got.MaxAge, got.HoldFor, got.JoinFor
+		want.Help = got.Help
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s, apart from its times (-shipped +%s):\n%s", got.Metric, file, diff)
+		}
+	}
+	var readable []string
+	for _, r := range only[*rbacv1.ClusterRole](decode(t, render(t, base))) {
+		if r.Name == "capstan-metrics-reader" {
+			readable = r.Rules[0].Resources
+		}
+	}
+	for metric := range shipped {
+		if !slices.Contains(readable, metric) {
+			t.Errorf("ClusterRole capstan-metrics-reader lets nobody read %s", metric)
 		}
 	}
 }
