@@ -243,8 +243,8 @@ func TestValidate(t *testing.T) {
 		}
 	}
 	f(func(c *Config) { c.Listen = "9401" }, "Listen", `"9401"`)
-	f(func(c *Config) { c.Interval = time.Millisecond }, "Interval is 1ms", "100ms to 1m0s")
-	f(func(c *Config) { c.MappingInterval = 0 }, "MappingInterval is 0s", "500ms")
+	f(func(c *Config) { c.Interval = time.Microsecond }, "Interval is 1µs", "1ms to 1m0s")
+	f(func(c *Config) { c.MappingInterval = 0 }, "MappingInterval is 0s", "1ms")
 	f(func(c *Config) { c.MappingMaxAge = time.Hour }, "MappingMaxAge is 1h0m0s", "5m0s")
 	f(func(c *Config) { c.StatsInterval = 0 }, "StatsInterval is 0s")
 	f(func(c *Config) { c.StuckAfter = time.Second }, "StuckAfter is 1s", "2s to 1h0m0s")

@@ -233,39 +233,67 @@ func TestGPULoop(t *testing.T) {
 	})
 }
 
-// Who asks for a page in one form within its lifetime gets the same one; each form is made for itself, and strange forms are not kept.
+// Who asks for a page in one form gets the one that is there; it is made anew after a reading or at the end of its lifetime. Each
+// form is made for itself, and strange forms are not kept.
 func TestPages(t *testing.T) {
-	var rendered atomic.Int64
-	p := &pages{lifetime: time.Hour, render: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, r.Header.Get("Accept"), " ", rendered.Add(1))
-	})}
-	get := func(accept string) string {
-		r, _ := http.NewRequest("GET", "/metrics", nil)
-		r.Header.Set("Accept", accept)
-		return p.newest(r).body.String()
-	}
-	var group sync.WaitGroup
-	for range 50 {
-		group.Go(func() {
-			if got := get("a"); got != "a 1" {
-				t.Errorf("page %q, want a 1", got)
+	synctest.Test(t, func(t *testing.T) {
+		var rendered atomic.Int64
+		p := newPages(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, r.Header.Get("Accept"), " ", rendered.Add(1))
+		}), time.Second)
+		get := func(accept string) string {
+			r, _ := http.NewRequest("GET", "/metrics", nil)
+			r.Header.Set("Accept", accept)
+			return p.newest(p.form(r), time.Now(), p.lifetime).body.String()
+		}
+		want := func(what, accept, page string) {
+			t.Helper()
+			if got := get(accept); got != page {
+				t.Errorf("%s: page %q, want %q", what, got, page)
 			}
-		})
-	}
-	group.Wait()
-	if got := get("b"); got != "b 2" {
-		t.Errorf("another form: %q", got)
-	}
-	p.lifetime = 0
-	if got := get("a"); got != "a 3" {
-		t.Errorf("after its lifetime: %q", got)
-	}
-	for i := range 100 {
-		get(fmt.Sprint(i))
-	}
-	if len(p.form) > maxForms {
-		t.Errorf("%d forms kept, at most %d", len(p.form), maxForms)
-	}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		read := make(chan struct{})
+		var group sync.WaitGroup
+		group.Go(func() { p.run(ctx, read) })
+		want("first", "a", "a 1")
+		for range 50 {
+			group.Go(func() { want("at once", "a", "a 1") })
+		}
+		want("another form", "b", "b 2")
+		time.Sleep(time.Second)
+		want("within its lifetime", "a", "a 1")
+		read <- struct{}{}
+		synctest.Wait()
+		if n := rendered.Load(); n != 4 {
+			t.Errorf("after a reading %d pages were made, want 4", n)
+		}
+		read <- struct{}{} // at once again: there is a page of this moment
+		synctest.Wait()
+		if n := rendered.Load(); n != 4 {
+			t.Errorf("after two readings at once %d pages were made, want 4", n)
+		}
+		get("a")
+		time.Sleep(p.lifetime) // no reading comes
+		get("a")
+		if n := rendered.Load(); n != 5 {
+			t.Errorf("after its lifetime %d pages were made, want 5", n)
+		}
+		time.Sleep(lately)
+		read <- struct{}{}
+		synctest.Wait()
+		if n := rendered.Load(); n != 5 {
+			t.Errorf("nobody asks any more, but %d pages were made, want 5", n)
+		}
+		for i := range 100 {
+			get(fmt.Sprint(i))
+		}
+		if len(p.forms) > maxForms {
+			t.Errorf("%d forms kept, at most %d", len(p.forms), maxForms)
+		}
+		cancel()
+		group.Wait()
+	})
 }
 
 func TestCompressed(t *testing.T) {

@@ -2,27 +2,23 @@ package exporter
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // handler serves /metrics, /livez, /readyz, and at / what these are.
-func handler(cfg Config, b *board) http.Handler {
+func handler(cfg Config, b *board, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", &pages{render: promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
-		EnableOpenMetrics: true,
-		ErrorHandling:     promhttp.ContinueOnError, // seven healthy GPUs are not to vanish for the eighth's sake
-		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelError),
-	}), lifetime: pageLifetime})
+	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, live(b.snapshot(), time.Now(), cfg.StuckAfter))
 	})
@@ -83,28 +79,33 @@ func (s *Snapshot) heldGPUs() int {
 	return len(held)
 }
 
-// pageLifetime is how long a rendered page is served again. Rendering takes milliseconds, so fifty scrapers at once would wait
-// for each other's; an interval of sampling is a second.
-const pageLifetime = 250 * time.Millisecond
+// A page is rendered when the GPUs were read, for those who asked for one lately, so that a scrape finds it ready and fifty at
+// once do not wait for each other. One that is older than lifetime, as when the driver is stuck, is rendered by who asks.
+const (
+	renderEvery = 200 * time.Millisecond // at most, however often the GPUs are read
+	lately      = time.Minute
+	maxForms    = 8 // bounds what strange Accept headers make us keep
+)
 
-// pages renders a page once for all who ask for it in the same form within lifetime. Safe for concurrent use.
+// pages keeps the newest page in each form (format and compression) that is asked for. Safe for concurrent use.
 type pages struct {
 	render   http.Handler
-	lifetime time.Duration
+	lifetime time.Duration // a little longer than the time between two readings, at most 1.25 s
 
-	mu   sync.Mutex // guards form
-	form map[string]*rendered
+	mu    sync.Mutex // guards forms
+	forms map[string]*form
 }
 
-// rendered is a page in one form: format and compression.
-type rendered struct {
-	mu       sync.Mutex // held while rendering: who asks meanwhile waits for the result
-	at       time.Time
-	response *response
+type form struct {
+	request *http.Request // the first that asked for it
+	wanted  atomic.Int64  // when it was asked for last, Unix nanoseconds
+	page    atomic.Pointer[response]
+	mu      sync.Mutex // held while rendering; who needs the result waits for it
 }
 
-// response is an http.ResponseWriter that keeps what it is told.
+// response is an http.ResponseWriter that keeps what it is told. Immutable once it is a form's page.
 type response struct {
+	at     time.Time
 	header http.Header
 	code   int
 	body   bytes.Buffer
@@ -114,39 +115,68 @@ func (r *response) Header() http.Header         { return r.header }
 func (r *response) WriteHeader(code int)        { r.code = code }
 func (r *response) Write(b []byte) (int, error) { return r.body.Write(b) }
 
-// maxForms bounds what strange Accept headers make us keep.
-const maxForms = 8
+func newPages(render http.Handler, interval time.Duration) *pages {
+	return &pages{render: render, lifetime: min(interval, time.Second) + 250*time.Millisecond, forms: map[string]*form{}}
+}
 
 func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	newest := p.newest(r)
-	maps.Copy(w.Header(), newest.header)
-	w.Header().Set("Content-Length", strconv.Itoa(newest.body.Len()))
-	w.WriteHeader(newest.code)
-	w.Write(newest.body.Bytes())
+	f := p.form(r)
+	page := p.newest(f, time.Now(), p.lifetime)
+	maps.Copy(w.Header(), page.header)
+	w.Header().Set("Content-Length", strconv.Itoa(page.body.Len()))
+	w.WriteHeader(page.code)
+	w.Write(page.body.Bytes())
 }
 
-func (p *pages) newest(r *http.Request) *response {
-	one := p.of(r.Header.Get("Accept") + "\n" + r.Header.Get("Accept-Encoding") + "\n" + r.URL.RawQuery)
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	if now := time.Now(); one.response == nil || now.Sub(one.at) >= p.lifetime {
-		fresh := &response{header: http.Header{}, code: http.StatusOK}
-		p.render.ServeHTTP(fresh, r)
-		one.at, one.response = now, fresh
+// run renders after every reading, until ctx is done.
+func (p *pages) run(ctx context.Context, read <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-read:
+		}
+		now := time.Now()
+		p.mu.Lock()
+		forms := slices.Collect(maps.Values(p.forms))
+		p.mu.Unlock()
+		for _, f := range forms {
+			if now.UnixNano()-f.wanted.Load() < int64(lately) {
+				p.newest(f, now, renderEvery)
+			}
+		}
 	}
-	return one.response
 }
 
-func (p *pages) of(form string) *rendered {
+// newest is the form's page if it is younger than most, else a new one.
+func (p *pages) newest(f *form, now time.Time, most time.Duration) *response {
+	if page := f.page.Load(); page != nil && now.Sub(page.at) < most {
+		return page
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if page := f.page.Load(); page != nil && now.Sub(page.at) < most {
+		return page
+	}
+	page := &response{at: time.Now(), header: http.Header{}, code: http.StatusOK}
+	p.render.ServeHTTP(page, f.request)
+	f.page.Store(page)
+	return page
+}
+
+// form finds or makes the form that a request asks for.
+func (p *pages) form(r *http.Request) *form {
+	key := r.Header.Get("Accept") + "\n" + r.Header.Get("Accept-Encoding") + "\n" + r.URL.RawQuery
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	one := p.form[form]
-	if one == nil {
-		if p.form == nil || len(p.form) >= maxForms {
-			p.form = map[string]*rendered{}
+	f := p.forms[key]
+	if f == nil {
+		if len(p.forms) >= maxForms {
+			clear(p.forms)
 		}
-		one = &rendered{}
-		p.form[form] = one
+		f = &form{request: r.Clone(context.Background())}
+		p.forms[key] = f
 	}
-	return one
+	f.wanted.Store(time.Now().UnixNano())
+	return f
 }

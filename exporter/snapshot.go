@@ -63,13 +63,14 @@ func (s Stage) Age(now time.Time) time.Duration {
 
 // board takes what the stages know and publishes it. Safe for concurrent use; readers never wait.
 type board struct {
-	newest atomic.Pointer[Snapshot]
-	mu     sync.Mutex // guards usage, and that one Snapshot grows out of the one before
-	usage  usage
+	newest  atomic.Pointer[Snapshot]
+	wasRead chan struct{} // has a token when the GPUs were read since it was last taken
+	mu      sync.Mutex    // guards usage, and that one Snapshot grows out of the one before
+	usage   usage
 }
 
 func newBoard() *board {
-	b := &board{}
+	b := &board{wasRead: make(chan struct{}, 1)}
 	b.newest.Store(&Snapshot{})
 	return b
 }
@@ -106,6 +107,10 @@ func (b *board) read(now time.Time, reading gpu.Reading) {
 		s.GPUs = reading
 		b.usage, s.Usage = b.usage.advance(reading, s.Mapping.Allocations)
 	})
+	select {
+	case b.wasRead <- struct{}{}:
+	default:
+	}
 }
 
 // mapped takes a mapping. A pod that it does not name any more is gone from the page at once, also while the driver is stuck.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -21,6 +22,12 @@ import (
 
 // errUsage marks flags that cannot be what was meant.
 var errUsage = errors.New("wrong flags")
+
+// What a node can bear; package exporter allows less, for tests.
+const (
+	leastInterval        = 100 * time.Millisecond // the driver serves one caller at a time, and training is another
+	leastMappingInterval = 500 * time.Millisecond // the kubelet answers 100 calls a second, of all its clients together
+)
 
 // usage words a wrong flag as one line, with the flags' names in place of the fields'.
 func usage(err error) error {
@@ -78,13 +85,19 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			cfg.Logger = logger.With("node", node)
 			cfg.GPU = gpu.New(gpu.Config{LibraryPath: library, Logger: cfg.Logger})
 			cfg.Registry = newRegistry(node)
+			if cfg.Interval < leastInterval {
+				return usage(fmt.Errorf("Interval is %s: want 100ms to 1m0s", cfg.Interval))
+			}
+			if cfg.MappingInterval < leastMappingInterval {
+				return usage(fmt.Errorf("MappingInterval is %s: want 500ms to 1m0s", cfg.MappingInterval))
+			}
 			if err := cfg.Validate(); err != nil {
 				return usage(err)
 			}
 			if once {
 				return show(cmd.Context(), cmd.OutOrStdout(), cfg, output)
 			}
-			cfg.Logger.Info("starting", "version", version, "listen", cfg.Listen)
+			cfg.OnListen = func(a net.Addr) { cfg.Logger.Info("listening", "address", a, "version", version) }
 			return exporter.Run(cmd.Context(), cfg)
 		},
 	}
