@@ -19,6 +19,7 @@ import (
 
 	"github.com/capstan-gpu/capstan/exporter/gpu"
 	"github.com/capstan-gpu/capstan/exporter/podmap"
+	"github.com/capstan-gpu/capstan/exporter/trainer"
 	"github.com/capstan-gpu/capstan/metricname"
 )
 
@@ -221,6 +222,11 @@ func TestGPULoop(t *testing.T) {
 		b.mapped(podmap.Mapping{At: time.Now()})
 		if s := b.snapshot(); len(s.Usage) != 0 {
 			t.Errorf("a pod that left: %+v", s.Usage)
+		}
+		b.trained(time.Now(), trainer.Result{Pages: []trainer.Page{{UID: "u1"}, {UID: "u2"}}})
+		b.mapped(podmap.Mapping{At: time.Now(), Pods: []podmap.Pod{{UID: "u2"}}})
+		if s := b.snapshot(); len(s.Training.Pages) != 1 || s.Training.Pages[0].UID != "u2" {
+			t.Errorf("a trainer that left: %+v", s.Training.Pages)
 		}
 		time.Sleep(2 * time.Second)
 		cancel()

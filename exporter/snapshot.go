@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -113,22 +114,29 @@ func (b *board) read(now time.Time, reading gpu.Reading) {
 	}
 }
 
-// mapped takes a mapping. A pod that it does not name any more is gone from the page at once, also while the driver is stuck.
+// mapped takes a mapping. A pod that it does not name any more is gone from the page at once, also while the driver or the
+// trainers are silent.
 func (b *board) mapped(m podmap.Mapping) {
 	b.change(func(s *Snapshot) {
 		s.Mapping = m
-		holding := map[string]bool{}
+		holding, alive := map[string]bool{}, map[string]bool{}
 		for _, a := range m.Allocations {
 			holding[a.PodUID] = true
 		}
-		kept := make([]PodUsage, 0, len(s.Usage))
-		for _, u := range s.Usage {
-			if holding[u.PodUID] {
-				kept = append(kept, u)
-			}
+		for _, p := range m.Pods {
+			alive[p.UID] = true
 		}
-		s.Usage = kept
+		s.Usage = keep(s.Usage, func(u PodUsage) bool { return holding[u.PodUID] })
+		s.Training.Pages = keep(s.Training.Pages, func(p trainer.Page) bool { return alive[p.UID] })
 	})
+}
+
+// keep copies what is wanted of all: a published slice is not to be changed.
+func keep[T any](all []T, wanted func(T) bool) []T {
+	if !slices.ContainsFunc(all, func(t T) bool { return !wanted(t) }) {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(t T) bool { return !wanted(t) })
 }
 
 func (b *board) trained(now time.Time, r trainer.Result) {

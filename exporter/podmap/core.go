@@ -20,6 +20,7 @@ type Core struct {
 	maxAge time.Duration // of the newest good answer, before nothing is known any more
 
 	pods       map[string]Pod  // by UID, live ones
+	ended      map[string]bool // UIDs that ended since the last Sync: nothing that is said of them later makes them live again
 	names      map[name]*named // by namespace and name
 	generation uint64          // grows with every pod that comes or goes
 	synced     bool            // pods is complete and follows the kubelet
@@ -58,7 +59,7 @@ type question struct {
 
 // NewCore returns a Core that knows nothing. Answers older than maxAge are forgotten.
 func NewCore(maxAge time.Duration) *Core {
-	c := &Core{maxAge: maxAge, pods: map[string]Pod{}, names: map[name]*named{}, errors: map[string]uint64{}}
+	c := &Core{maxAge: maxAge, pods: map[string]Pod{}, ended: map[string]bool{}, names: map[name]*named{}, errors: map[string]uint64{}}
 	c.resources.Problem = "the kubelet's pod-resources was not asked yet"
 	c.podsAPI.Problem = "the kubelet's Pods API was not asked yet"
 	return c
@@ -77,6 +78,7 @@ func (c *Core) Sync(now time.Time, pods []Pod) {
 			c.remove(uid)
 		}
 	}
+	clear(c.ended)
 	for _, p := range fresh {
 		c.put(p)
 	}
@@ -212,6 +214,9 @@ func (c *Core) Mapping(now time.Time) Mapping {
 }
 
 func (c *Core) put(p Pod) {
+	if c.ended[p.UID] {
+		return
+	}
 	_, had := c.pods[p.UID]
 	c.pods[p.UID] = p
 	if had {
@@ -229,6 +234,7 @@ func (c *Core) put(p Pod) {
 }
 
 func (c *Core) remove(uid string) {
+	c.ended[uid] = true
 	p, had := c.pods[uid]
 	if !had {
 		return
