@@ -1,0 +1,382 @@
+// Package collect finds the exporters, scrapes them and puts what they say into the store.
+//
+// It trusts an exporter with its own node's values and with nothing else: the node's name and the time of a sample are
+// ours, the page is bounded, redirects are not followed. A page that did not move since the last scrape says nothing new
+// and adds nothing; one that does not move for long is an error of its own kind ([Frozen]), although it answers 200.
+//
+// It computes nothing from the values, and keeps only the families it is told to keep.
+package collect
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/capstan-gpu/capstan/adapter/store"
+)
+
+// Target is one exporter.
+type Target struct {
+	ID   string // of its pod; a new pod is a new target even at an old address
+	Node string // whose GPUs it speaks for
+	URL  string
+}
+
+// Why a scrape brought nothing.
+const (
+	Unreachable = "unreachable" // no connection
+	Timeout     = "timeout"     // no complete answer in time
+	Status      = "status"      // an answer other than 200
+	TooLarge    = "too_large"   // more bytes or series than allowed
+	Malformed   = "malformed"   // not the Prometheus text format
+	Frozen      = "frozen"      // answers, but what it shows does not move
+)
+
+var reasons = []string{Unreachable, Timeout, Status, TooLarge, Malformed, Frozen}
+
+// Error is why a scrape brought nothing.
+type Error struct {
+	Reason string // one of the constants
+	Err    error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
+// Config of a Collector. Zero values give what the comments say.
+type Config struct {
+	Store    *store.Store // required
+	Families Families     // nil = every family of Capstan's
+	// FrozenAfter is for how long a page may show the same snapshot, by our own clock, before that is an error. 0 = 15 s.
+	FrozenAfter time.Duration
+	Timeout     time.Duration // of one scrape; 0 = 2 s
+	// Spread is over how long one round's scrapes may start, each node's always at its own moment, with few nodes over less:
+	// 2 ms each. 0 = all at once.
+	Spread      time.Duration
+	Concurrency int   // scrapes at once; 0 = 64
+	MaxBody     int64 // bytes of a page, after decompression; 0 = 16 MiB
+	MaxSeries   int   // kept series of a page; 0 = 20,000
+
+	Transport  http.RoundTripper     // nil = a transport of its own, without proxy
+	Logger     *slog.Logger          // nil = slog.Default()
+	Registerer prometheus.Registerer // nil = not registered
+}
+
+// Collector scrapes exporters. Collect is for one goroutine; Models is for any.
+type Collector struct {
+	cfg    Config
+	client *http.Client
+	log    *slog.Logger
+	nodes  map[string]*node // only for Collect
+	pages  sync.Pool
+
+	mu     sync.RWMutex // protects models
+	models map[string]map[string]string
+
+	exporters, answering prometheus.Gauge
+	failures             *prometheus.CounterVec
+	dropped              prometheus.Counter
+	duration             prometheus.Histogram
+}
+
+// node is what is remembered of a node between rounds.
+type node struct {
+	targets map[string]*seen
+	failure string // reason of the newest failure while it lasts; for logging
+}
+
+// seen is what is remembered of a target.
+type seen struct {
+	start    time.Time // of its process, as it last said
+	snapshot time.Time // newest, by its clock
+	moved    time.Time // when we saw that snapshot first, by ours
+}
+
+// New makes a Collector and starts nothing.
+func New(cfg Config) *Collector {
+	cfg.FrozenAfter = cmp.Or(cfg.FrozenAfter, 15*time.Second)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
+	cfg.Concurrency = cmp.Or(cfg.Concurrency, 64)
+	cfg.MaxBody = cmp.Or(cfg.MaxBody, 16<<20)
+	cfg.MaxSeries = cmp.Or(cfg.MaxSeries, 20_000)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Transport == nil {
+		cfg.Transport = &http.Transport{
+			Proxy:                  nil, // an exporter is reached by its pod's address, or not at all
+			DialContext:            (&net.Dialer{Timeout: cfg.Timeout}).DialContext,
+			MaxIdleConnsPerHost:    1,
+			IdleConnTimeout:        time.Minute,
+			MaxResponseHeaderBytes: 16 << 10,
+			WriteBufferSize:        1 << 10,
+		}
+	}
+	c := &Collector{
+		cfg: cfg,
+		client: &http.Client{
+			Transport:     cfg.Transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		log:    cfg.Logger.With("component", "collect"),
+		nodes:  map[string]*node{},
+		pages:  sync.Pool{New: func() any { return new(bytes.Buffer) }},
+		models: map[string]map[string]string{},
+
+		exporters: prometheus.NewGauge(prometheus.GaugeOpts{Name: "capstan_adapter_exporters", Help: "Exporters that the EndpointSlices name."}),
+		answering: prometheus.NewGauge(prometheus.GaugeOpts{Name: "capstan_adapter_exporters_answering", Help: "Nodes whose exporter's page was good in the newest round."}),
+		failures:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "capstan_adapter_scrape_errors_total", Help: "Scrapes that brought nothing, by node and reason."}, []string{"node", "reason"}),
+		dropped:   prometheus.NewCounter(prometheus.CounterOpts{Name: "capstan_adapter_scrape_dropped_samples_total", Help: "Samples on exporters' pages that are not a finite number."}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "capstan_adapter_scrape_duration_seconds", Help: "Time from asking an exporter to having decoded its page.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}}),
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(c.exporters, c.answering, c.failures, c.dropped, c.duration)
+	}
+	return c
+}
+
+// result is one target's answer.
+type result struct {
+	target Target
+	page   Page
+	at     time.Time // when it had arrived
+	err    *Error
+}
+
+// Collect scrapes all targets once, puts their samples into the store and returns when the last has answered, failed or
+// run out of time. Series of a node that has no target any more get staleness markers at once; those of a node whose
+// exporter does not answer just age.
+func (c *Collector) Collect(ctx context.Context, targets []Target) {
+	results := make([]result, len(targets))
+	slots := make(chan struct{}, c.cfg.Concurrency)
+	spread := min(c.cfg.Spread, time.Duration(len(targets))*2*time.Millisecond)
+	var wg sync.WaitGroup
+	for i, t := range targets {
+		wg.Go(func() {
+			results[i] = result{target: t}
+			if err := sleep(ctx, offset(t.Node, spread)); err != nil {
+				results[i].err = &Error{Timeout, err}
+				return
+			}
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			results[i] = c.scrape(ctx, t)
+		})
+	}
+	wg.Wait()
+
+	c.exporters.Set(float64(len(targets)))
+	byNode := map[string][]result{}
+	for _, r := range results {
+		byNode[r.target.Node] = append(byNode[r.target.Node], r)
+	}
+	good := 0
+	for name, answers := range byNode {
+		if c.settle(name, answers) {
+			good++
+		}
+	}
+	c.answering.Set(float64(good))
+	c.forget(byNode)
+}
+
+// settle takes in what the exporters of one node answered, and says whether one of them was good.
+func (c *Collector) settle(name string, answers []result) bool {
+	n := c.nodes[name]
+	if n == nil {
+		n = &node{targets: map[string]*seen{}}
+		c.nodes[name] = n
+	}
+	i, moved := n.step(answers, c.cfg.FrozenAfter)
+
+	for _, a := range answers {
+		if a.err != nil {
+			c.failures.WithLabelValues(name, a.err.Reason).Inc()
+		}
+	}
+	if i < 0 {
+		if err := firstError(answers); err != nil && n.failure != err.Reason {
+			n.failure = err.Reason
+			c.log.Warn("an exporter brings nothing: the values of its node's pods age", "node", name, "reason", err.Reason, "err", err)
+		}
+		return false
+	}
+	if n.failure != "" {
+		n.failure = ""
+		c.log.Info("an exporter is back", "node", name)
+	}
+	if moved {
+		a := answers[i]
+		c.dropped.Add(float64(a.page.Dropped))
+		c.cfg.Store.Scrape(name, a.at, a.page.Samples)
+		c.mu.Lock()
+		c.models[name] = a.page.Models
+		c.mu.Unlock()
+	}
+	return true
+}
+
+// step says whose page counts, by its index in answers, and whether it says anything new; -1 = nobody's. A page that has
+// not moved for frozenAfter becomes an error. Of several exporters the one whose process started last counts (a roll-out
+// with surge), also while it fails to answer: going back to the older one's counters would look like a reset. It leaves
+// what it remembers of the targets in n, and marks frozen ones in answers.
+func (n *node) step(answers []result, frozenAfter time.Duration) (index int, moved bool) {
+	for id := range n.targets {
+		if !slices.ContainsFunc(answers, func(a result) bool { return a.target.ID == id }) {
+			delete(n.targets, id)
+		}
+	}
+	index = -1
+	var latest time.Time
+	for i := range answers {
+		a := &answers[i]
+		s := n.targets[a.target.ID]
+		if s == nil {
+			s = &seen{}
+			n.targets[a.target.ID] = s
+		}
+		fresh := false
+		if a.err == nil {
+			fresh = s.moved.IsZero() || a.page.Snapshot.IsZero() || !a.page.Snapshot.Equal(s.snapshot) || !a.page.Start.Equal(s.start)
+			if fresh {
+				s.snapshot, s.moved = a.page.Snapshot, a.at
+			} else if still := a.at.Sub(s.moved); still >= frozenAfter {
+				a.err = &Error{Frozen, fmt.Errorf("the page answers but shows the snapshot of %s ago", still.Round(time.Second))}
+			}
+			s.start = a.page.Start
+		}
+		if index < 0 || s.start.After(latest) || s.start.Equal(latest) && answers[index].err != nil {
+			index, moved, latest = i, fresh, s.start
+		}
+	}
+	if index < 0 || answers[index].err != nil {
+		return -1, false
+	}
+	return index, moved
+}
+
+func firstError(answers []result) *Error {
+	for _, a := range answers {
+		if a.err != nil {
+			return a.err
+		}
+	}
+	return nil
+}
+
+// forget lets go of nodes that have no target any more.
+func (c *Collector) forget(present map[string][]result) {
+	for name := range c.nodes {
+		if _, ok := present[name]; ok {
+			continue
+		}
+		c.log.Info("an exporter is gone", "node", name)
+		delete(c.nodes, name)
+		c.cfg.Store.Vanish(name, time.Now())
+		for _, reason := range reasons {
+			c.failures.DeleteLabelValues(name, reason)
+		}
+		c.mu.Lock()
+		delete(c.models, name)
+		c.mu.Unlock()
+	}
+}
+
+// Models says which GPU model each pod of a node holds, by pod UID, as the newest good page said. Do not change it.
+func (c *Collector) Models(node string) map[string]string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.models[node]
+}
+
+func (c *Collector) scrape(ctx context.Context, t Target) result {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	begin := time.Now()
+	defer func() { c.duration.Observe(time.Since(begin).Seconds()) }()
+
+	buf := c.pages.Get().(*bytes.Buffer)
+	defer c.pages.Put(buf)
+	buf.Reset()
+	at, err := c.fetch(ctx, t, buf)
+	if err != nil {
+		return result{target: t, at: time.Now(), err: err}
+	}
+	page, decodeErr := Decode(buf.Bytes(), t.Node, at, c.cfg.Families, c.cfg.MaxSeries)
+	switch {
+	case errors.Is(decodeErr, errTooMany):
+		return result{target: t, at: at, err: &Error{TooLarge, decodeErr}}
+	case decodeErr != nil:
+		return result{target: t, at: at, err: &Error{Malformed, decodeErr}}
+	}
+	return result{target: t, at: at, page: page}
+}
+
+// fetch reads the page into buf and returns when it had arrived.
+func (c *Collector) fetch(ctx context.Context, t Target, buf *bytes.Buffer) (time.Time, *Error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.URL, nil)
+	if err != nil {
+		return time.Time{}, &Error{Unreachable, err}
+	}
+	req.Header.Set("Accept", "text/plain;version=0.0.4;escaping=allow-utf-8")
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return time.Time{}, classify(ctx, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be kept
+		return time.Time{}, &Error{Status, fmt.Errorf("answered %s", resp.Status)}
+	}
+	n, err := buf.ReadFrom(io.LimitReader(resp.Body, c.cfg.MaxBody+1)) // after decompression
+	if err != nil {
+		return time.Time{}, classify(ctx, err)
+	}
+	if n > c.cfg.MaxBody {
+		return time.Time{}, &Error{TooLarge, fmt.Errorf("the page is larger than %d bytes", c.cfg.MaxBody)}
+	}
+	return time.Now(), nil
+}
+
+func classify(ctx context.Context, err error) *Error {
+	var timeout interface{ Timeout() bool }
+	if ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout() {
+		return &Error{Timeout, err}
+	}
+	return &Error{Unreachable, err}
+}
+
+// offset is where in the spread a node is scraped: always at the same place, so that its samples are evenly apart.
+func offset(node string, spread time.Duration) time.Duration {
+	h := fnv.New32a()
+	io.WriteString(h, node)
+	return time.Duration(float64(spread) * (float64(h.Sum32()) / math.MaxUint32))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
