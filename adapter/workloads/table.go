@@ -1,0 +1,277 @@
+package workloads
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/capstan-gpu/capstan/metricname"
+	"github.com/capstan-gpu/capstan/rules"
+)
+
+// Table is what one tick found: the answer for every metric and workload, and who asks. Immutable once made: requests
+// are look-ups in it.
+type Table struct {
+	At      time.Time // of the evaluation
+	view    *View
+	metrics map[string]*Metric // by lower-case name
+	names   []string           // sorted
+}
+
+// Metric is one rule's answers.
+type Metric struct {
+	Rule    rules.Rule
+	entries map[string][]*Entry // by namespace, sorted by workload
+}
+
+// Entry is one workload's answer to one metric.
+type Entry struct {
+	Workload string
+	Items    []Item // sorted as the policy gave them
+	Err      error  // why there are none; with the workload's name
+
+	// What a selector of a workload in error could have meant: the labels that its workers would have.
+	possible []possible
+}
+
+// Item is one value with the labels that it is served under.
+type Item struct {
+	Labels labels.Set // selector-safe; do not change it
+	Value  float64
+	At     time.Time
+	Held   bool
+}
+
+// possible is a label set that is not known in full.
+type possible struct {
+	labels  labels.Set
+	unknown []string // labels that any value could stand for
+}
+
+// NewTable makes a table of a view and the answers to each rule, which stand in the order of view.Workloads. models
+// says which GPU model a pod holds, if that is known.
+func NewTable(at time.Time, view *View, list []rules.Rule, answers [][]rules.Answer, model func(rules.Pod) string) *Table {
+	t := &Table{At: at, view: view, metrics: map[string]*Metric{}}
+	for i, rule := range list {
+		m := &Metric{Rule: rule, entries: map[string][]*Entry{}}
+		for j := range view.Workloads {
+			w := &view.Workloads[j]
+			m.entries[w.Namespace] = append(m.entries[w.Namespace], newEntry(w, rule.Per, answers[i][j], model))
+		}
+		name := strings.ToLower(rule.Metric)
+		t.metrics[name] = m
+		t.names = append(t.names, name)
+	}
+	slices.Sort(t.names)
+	return t
+}
+
+func newEntry(w *rules.Workload, per rules.Per, a rules.Answer, model func(rules.Pod) string) *Entry {
+	e := &Entry{Workload: w.Name}
+	if a.Err != nil || len(a.Items) == 0 {
+		e.Err = fmt.Errorf("StatefulSet %s: %w", w.Name, cmp.Or(a.Err, rules.ErrNoPods))
+		e.possible = append(e.possible, possible{labels.Set{metricname.ItemWorkload: SelectorSafe(w.Name)},
+			[]string{metricname.ItemHeld}})
+		if per == rules.PerWorkload {
+			return e
+		}
+		for _, p := range w.Pods {
+			set := labels.Set{metricname.ItemWorkload: SelectorSafe(w.Name), metricname.ItemPod: SelectorSafe(p.Name)}
+			unknown := []string{metricname.ItemHeld}
+			if p.Node != "" {
+				set[metricname.ItemNode] = SelectorSafe(p.Node)
+			} else {
+				unknown = append(unknown, metricname.ItemNode)
+			}
+			if name := model(p); name != "" {
+				set[metricname.ItemGPUModel] = SelectorSafe(name)
+			} else {
+				unknown = append(unknown, metricname.ItemGPUModel)
+			}
+			e.possible = append(e.possible, possible{set, unknown})
+		}
+		return e
+	}
+	e.Items = make([]Item, len(a.Items))
+	for i, it := range a.Items {
+		set := make(labels.Set, 5+len(it.Labels))
+		for k, v := range it.Labels {
+			if v != "" {
+				set[k] = SelectorSafe(v)
+			}
+		}
+		put := func(k, v string) {
+			if v != "" {
+				set[k] = SelectorSafe(v)
+			}
+		}
+		put(metricname.ItemPod, it.Pod)
+		put(metricname.ItemWorkload, w.Name)
+		put(metricname.ItemNode, it.Node)
+		set[metricname.ItemHeld] = fmt.Sprint(it.Held)
+		e.Items[i] = Item{set, it.Value, it.At, it.Held}
+	}
+	return e
+}
+
+// What a request can be told. Anything else that Lookup returns is the policy's own error of a workload.
+var (
+	// ErrUnknownMetric: no rule gives that metric.
+	ErrUnknownMetric = errors.New("no such metric")
+	// ErrAmbiguous: it is not clear which workload is meant, and a selector would say it.
+	ErrAmbiguous = errors.New("which workload is meant is not clear")
+	// ErrNothing: nothing in the namespace is meant.
+	ErrNothing = errors.New("nothing to measure")
+)
+
+// Metrics are the names of all metrics, sorted.
+func (t *Table) Metrics() []string { return t.names }
+
+// Entries are the answers to a metric in a namespace, sorted by workload. Do not change them.
+func (t *Table) Entries(namespace, metric string) []*Entry {
+	if m := t.metrics[strings.ToLower(metric)]; m != nil {
+		return m.entries[namespace]
+	}
+	return nil
+}
+
+// Lookup gives the items that a request means, at least one, and the metric's rule. The namespace is a wall: nothing of
+// another one is looked at, nor named in an error.
+//
+// With a selector, the items whose labels it selects are meant; if it selects workers of a workload that is in error,
+// that error is the answer, because half of what was asked for would look like a small load. Without one (nil, or one
+// that selects everything) it is the workload that the namespace's only HPA scales that asks for this metric without a
+// selector; where there is no such HPA, the namespace's only workload.
+func (t *Table) Lookup(namespace, metric string, selector labels.Selector) ([]Item, rules.Rule, error) {
+	m := t.metrics[strings.ToLower(metric)]
+	if m == nil {
+		return nil, rules.Rule{}, fmt.Errorf("%w: %q; there are %s", ErrUnknownMetric, metric, strings.Join(t.names, ", "))
+	}
+	entries := m.entries[namespace]
+	if selector == nil || selector.Empty() {
+		e, err := t.only(namespace, strings.ToLower(metric), entries)
+		if err != nil {
+			return nil, m.Rule, err
+		}
+		return e.Items, m.Rule, e.Err
+	}
+
+	var items []Item
+	var failed []error
+	for _, e := range entries {
+		if e.Err != nil {
+			if slices.ContainsFunc(e.possible, func(p possible) bool { return p.matches(selector) }) {
+				failed = append(failed, e.Err)
+			}
+			continue
+		}
+		for _, it := range e.Items {
+			if selector.Matches(it.Labels) {
+				items = append(items, it)
+			}
+		}
+	}
+	switch {
+	case len(failed) == 1:
+		return nil, m.Rule, failed[0]
+	case len(failed) > 1:
+		return nil, m.Rule, joined(failed)
+	case len(items) == 0:
+		return nil, m.Rule, fmt.Errorf("%w: the selector %s selects no worker; %s", ErrNothing, selector, there(entries))
+	}
+	return items, m.Rule, nil
+}
+
+// only finds the workload that a request without selector means.
+func (t *Table) only(namespace, metric string, entries []*Entry) (*Entry, error) {
+	var askers []HPA
+	for _, h := range t.view.hpas[namespace] {
+		if slices.ContainsFunc(h.Asks, func(a Ask) bool { return a.Metric == metric && a.Selector == nil }) {
+			askers = append(askers, h)
+		}
+	}
+	if len(askers) == 0 {
+		switch len(entries) {
+		case 0:
+			return nil, fmt.Errorf("%w: no StatefulSet in this namespace has pods with GPUs", ErrNothing)
+		case 1:
+			return entries[0], nil
+		}
+		return nil, fmt.Errorf("%w: %s, and no HorizontalPodAutoscaler asks for %s; name one with a selector, such as %s=%s",
+			ErrAmbiguous, there(entries), metric, metricname.ItemWorkload, SelectorSafe(entries[0].Workload))
+	}
+	target := askers[0]
+	same := func(h HPA) bool { return h.TargetKind == target.TargetKind && h.TargetName == target.TargetName }
+	if !all(askers, same) {
+		var who []string
+		for _, h := range askers {
+			who = append(who, fmt.Sprintf("%s (scales %s)", h.Name, h.TargetName))
+		}
+		return nil, fmt.Errorf("%w: %s HorizontalPodAutoscalers, %s, ask for %s without a selector; add to each its own, such as selector: {matchLabels: {%s: %s}}",
+			ErrAmbiguous, count(len(askers)), strings.Join(who, " and "), metric, metricname.ItemWorkload, SelectorSafe(target.TargetName))
+	}
+	if target.TargetKind != kindStatefulSet {
+		return nil, fmt.Errorf("%w: HorizontalPodAutoscaler %s scales %s %s, but only a StatefulSet is a workload",
+			ErrNothing, target.Name, target.TargetKind, target.TargetName)
+	}
+	i, found := slices.BinarySearchFunc(entries, target.TargetName, func(e *Entry, name string) int { return cmp.Compare(e.Workload, name) })
+	if !found {
+		return nil, fmt.Errorf("%w: HorizontalPodAutoscaler %s scales StatefulSet %s, which does not exist", ErrNothing, target.Name, target.TargetName)
+	}
+	return entries[i], nil
+}
+
+// matches says whether the selector could select it, whatever the unknown labels are.
+func (p possible) matches(selector labels.Selector) bool {
+	requirements, selectable := selector.Requirements()
+	if !selectable {
+		return false
+	}
+	for _, r := range requirements {
+		if !slices.Contains(p.unknown, r.Key()) && !r.Matches(p.labels) {
+			return false
+		}
+	}
+	return true
+}
+
+// there says in words which workloads a namespace has.
+func there(entries []*Entry) string {
+	const most = 10
+	var names []string
+	for _, e := range entries {
+		if len(names) == most {
+			names = append(names, fmt.Sprintf("and %d more", len(entries)-most))
+			break
+		}
+		names = append(names, e.Workload)
+	}
+	if len(names) == 0 {
+		return "this namespace has no workload"
+	}
+	return fmt.Sprintf("the workloads of this namespace: %s", strings.Join(names, ", "))
+}
+
+func joined(list []error) error {
+	texts := make([]string, len(list))
+	for i, err := range list {
+		texts[i] = err.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+func all[T any](list []T, f func(T) bool) bool {
+	return !slices.ContainsFunc(list, func(v T) bool { return !f(v) })
+}
+
+func count(n int) string {
+	if n == 2 {
+		return "two"
+	}
+	return fmt.Sprint(n)
+}
