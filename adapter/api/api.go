@@ -93,6 +93,10 @@ func New(cfg Config) (*Server, error) {
 	definitions := func(ref openapicommon.ReferenceCallback) map[string]openapicommon.OpenAPIDefinition {
 		all := generatedcore.GetOpenAPIDefinitions(ref)
 		maps.Copy(all, generatedexternal.GetOpenAPIDefinitions(ref))
+		// Pods and all the rest of core/v1 are no part of this API, and would stay in memory.
+		maps.DeleteFunc(all, func(name string, _ openapicommon.OpenAPIDefinition) bool {
+			return strings.HasPrefix(name, "io.k8s.api.core.")
+		})
 		return all
 	}
 	namer := openapinamer.NewDefinitionNamer(apiserver.Scheme)
@@ -117,6 +121,8 @@ func New(cfg Config) (*Server, error) {
 	config.Authentication.Authenticator = probesOnly(config.Authentication.Authenticator)
 	authorization := genericoptions.NewDelegatingAuthorizationOptions().WithAlwaysAllowPaths("/readyz/*", "/livez/*")
 	authorization.RemoteKubeConfigFile = cfg.Kubeconfig
+	// The HPA controller asks for each HPA once in 15 s; with the library's 10 s, none of its requests would find an answer.
+	authorization.AllowCacheTTL = time.Minute
 	if err := authorization.ApplyTo(&config.Authorization); err != nil {
 		return nil, fmt.Errorf("authorization: %w", err)
 	}

@@ -21,6 +21,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -80,7 +81,7 @@ type Collector struct {
 	cfg    Config
 	client *http.Client
 	log    *slog.Logger
-	nodes  map[string]*node // only for Collect
+	nodes  map[string]*node // only for Collect; a node only for the goroutine that scrapes it
 	pages  sync.Pool
 
 	mu     sync.RWMutex // protects models
@@ -109,7 +110,7 @@ type seen struct {
 func New(cfg Config) *Collector {
 	cfg.FrozenAfter = cmp.Or(cfg.FrozenAfter, 15*time.Second)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
-	cfg.Concurrency = cmp.Or(cfg.Concurrency, 64)
+	cfg.Concurrency = cmp.Or(cfg.Concurrency, 2000)
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, 16<<20)
 	cfg.MaxSeries = cmp.Or(cfg.MaxSeries, 20_000)
 	if cfg.Logger == nil {
@@ -120,6 +121,7 @@ func New(cfg Config) *Collector {
 			Proxy:                  nil, // an exporter is reached by its pod's address, or not at all
 			DialContext:            (&net.Dialer{Timeout: cfg.Timeout}).DialContext,
 			MaxIdleConnsPerHost:    1,
+			MaxIdleConns:           256, // a kept connection is 17 KiB; beyond, a new one each time is cheaper
 			IdleConnTimeout:        time.Minute,
 			MaxResponseHeaderBytes: 16 << 10,
 			WriteBufferSize:        1 << 10,
@@ -161,46 +163,53 @@ type result struct {
 // run out of time. Series of a node that has no target any more get staleness markers at once; those of a node whose
 // exporter does not answer just age.
 func (c *Collector) Collect(ctx context.Context, targets []Target) {
-	results := make([]result, len(targets))
-	slots := make(chan struct{}, c.cfg.Concurrency)
-	spread := min(c.cfg.Spread, time.Duration(len(targets))*2*time.Millisecond)
+	c.exporters.Set(float64(len(targets)))
+	byNode := map[string][]Target{}
+	for _, t := range targets {
+		byNode[t.Node] = append(byNode[t.Node], t)
+	}
+	c.forget(byNode)
+	names := make([]string, 0, len(byNode))
+	for name := range byNode {
+		names = append(names, name)
+		if c.nodes[name] == nil {
+			c.nodes[name] = &node{targets: map[string]*seen{}}
+		}
+	}
+	spread := min(c.cfg.Spread, time.Duration(len(names))*2*time.Millisecond)
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(offset(a, spread), offset(b, spread)) })
+
+	// A page is put into the store as soon as it is there: all pages at once would be as much memory as the store itself.
+	begin := time.Now()
+	var good atomic.Int64
 	var wg sync.WaitGroup
-	for i, t := range targets {
+	slots := make(chan struct{}, c.cfg.Concurrency)
+	for _, name := range names {
+		if sleep(ctx, time.Until(begin.Add(offset(name, spread)))) != nil {
+			break
+		}
+		slots <- struct{}{}
 		wg.Go(func() {
-			results[i] = result{target: t}
-			if err := sleep(ctx, offset(t.Node, spread)); err != nil {
-				results[i].err = &Error{Timeout, err}
-				return
-			}
-			slots <- struct{}{}
 			defer func() { <-slots }()
-			results[i] = c.scrape(ctx, t)
+			answers := make([]result, len(byNode[name]))
+			var both sync.WaitGroup // of them; there are two only during a roll-out
+			for i, t := range byNode[name][1:] {
+				both.Go(func() { answers[i+1] = c.scrape(ctx, t) })
+			}
+			answers[0] = c.scrape(ctx, byNode[name][0])
+			both.Wait()
+			if ctx.Err() == nil && c.settle(name, c.nodes[name], answers) {
+				good.Add(1)
+			}
 		})
 	}
 	wg.Wait()
-
-	c.exporters.Set(float64(len(targets)))
-	byNode := map[string][]result{}
-	for _, r := range results {
-		byNode[r.target.Node] = append(byNode[r.target.Node], r)
-	}
-	good := 0
-	for name, answers := range byNode {
-		if c.settle(name, answers) {
-			good++
-		}
-	}
-	c.answering.Set(float64(good))
-	c.forget(byNode)
+	c.answering.Set(float64(good.Load()))
 }
 
-// settle takes in what the exporters of one node answered, and says whether one of them was good.
-func (c *Collector) settle(name string, answers []result) bool {
-	n := c.nodes[name]
-	if n == nil {
-		n = &node{targets: map[string]*seen{}}
-		c.nodes[name] = n
-	}
+// settle takes in what the exporters of one node answered, and says whether one of them was good. Of different nodes it
+// runs at once.
+func (c *Collector) settle(name string, n *node, answers []result) bool {
 	i, moved := n.step(answers, c.cfg.FrozenAfter)
 
 	for _, a := range answers {
@@ -279,7 +288,7 @@ func firstError(answers []result) *Error {
 }
 
 // forget lets go of nodes that have no target any more.
-func (c *Collector) forget(present map[string][]result) {
+func (c *Collector) forget(present map[string][]Target) {
 	for name := range c.nodes {
 		if _, ok := present[name]; ok {
 			continue

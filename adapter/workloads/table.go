@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,16 +33,17 @@ type Metric struct {
 // Entry is one workload's answer to one metric.
 type Entry struct {
 	Workload string
-	Items    []Item // sorted as the policy gave them
-	Err      error  // why there are none; with the workload's name
+	Items    []rules.Item // as the policy gave them
+	Err      error        // why there are none; with the workload's name
 
-	// What a selector of a workload in error could have meant: the labels that its workers would have.
-	possible []possible
+	workload *rules.Workload
+	per      rules.Per
+	model    func(rules.Pod) string
 }
 
 // Item is one value with the labels that it is served under.
 type Item struct {
-	Labels labels.Set // selector-safe; do not change it
+	Labels labels.Set // selector-safe
 	Value  float64
 	At     time.Time
 	Held   bool
@@ -53,8 +55,8 @@ type possible struct {
 	unknown []string // labels that any value could stand for
 }
 
-// NewTable makes a table of a view and the answers to each rule, which stand in the order of view.Workloads. models
-// says which GPU model a pod holds, if that is known.
+// NewTable makes a table of a view and the answers to each rule, which stand in the order of view.Workloads. model
+// says which GPU model a pod holds, if that is known; it is asked later, too, by any goroutine.
 func NewTable(at time.Time, view *View, list []rules.Rule, answers [][]rules.Answer, model func(rules.Pod) string) *Table {
 	t := &Table{At: at, view: view, metrics: map[string]*Metric{}}
 	for i, rule := range list {
@@ -72,51 +74,82 @@ func NewTable(at time.Time, view *View, list []rules.Rule, answers [][]rules.Ans
 }
 
 func newEntry(w *rules.Workload, per rules.Per, a rules.Answer, model func(rules.Pod) string) *Entry {
-	e := &Entry{Workload: w.Name}
+	e := &Entry{Workload: w.Name, Items: a.Items, workload: w, per: per, model: model}
 	if a.Err != nil || len(a.Items) == 0 {
-		e.Err = fmt.Errorf("StatefulSet %s: %w", w.Name, cmp.Or(a.Err, rules.ErrNoPods))
-		e.possible = append(e.possible, possible{labels.Set{metricname.ItemWorkload: SelectorSafe(w.Name)},
-			[]string{metricname.ItemHeld}})
-		if per == rules.PerWorkload {
-			return e
-		}
-		for _, p := range w.Pods {
-			set := labels.Set{metricname.ItemWorkload: SelectorSafe(w.Name), metricname.ItemPod: SelectorSafe(p.Name)}
-			unknown := []string{metricname.ItemHeld}
-			if p.Node != "" {
-				set[metricname.ItemNode] = SelectorSafe(p.Node)
-			} else {
-				unknown = append(unknown, metricname.ItemNode)
-			}
-			if name := model(p); name != "" {
-				set[metricname.ItemGPUModel] = SelectorSafe(name)
-			} else {
-				unknown = append(unknown, metricname.ItemGPUModel)
-			}
-			e.possible = append(e.possible, possible{set, unknown})
-		}
-		return e
-	}
-	e.Items = make([]Item, len(a.Items))
-	for i, it := range a.Items {
-		set := make(labels.Set, 5+len(it.Labels))
-		for k, v := range it.Labels {
-			if v != "" {
-				set[k] = SelectorSafe(v)
-			}
-		}
-		put := func(k, v string) {
-			if v != "" {
-				set[k] = SelectorSafe(v)
-			}
-		}
-		put(metricname.ItemPod, it.Pod)
-		put(metricname.ItemWorkload, w.Name)
-		put(metricname.ItemNode, it.Node)
-		set[metricname.ItemHeld] = fmt.Sprint(it.Held)
-		e.Items[i] = Item{set, it.Value, it.At, it.Held}
+		e.Items, e.Err = nil, fmt.Errorf("StatefulSet %s: %w", w.Name, cmp.Or(a.Err, rules.ErrNoPods))
 	}
 	return e
+}
+
+// couldBe says whether a selector could select a worker of a workload in error, by what is known of its workers' labels.
+func (e *Entry) couldBe(selector labels.Selector) bool {
+	itself := possible{labels.Set{metricname.ItemWorkload: SelectorSafe(e.Workload)}, []string{metricname.ItemHeld}}
+	if itself.matches(selector) {
+		return true
+	}
+	return e.per != rules.PerWorkload && slices.ContainsFunc(e.workload.Pods, func(p rules.Pod) bool {
+		set := labels.Set{metricname.ItemWorkload: SelectorSafe(e.Workload), metricname.ItemPod: SelectorSafe(p.Name)}
+		unknown := []string{metricname.ItemHeld}
+		for label, value := range map[string]string{metricname.ItemNode: p.Node, metricname.ItemGPUModel: e.model(p)} {
+			if value != "" {
+				set[label] = SelectorSafe(value)
+			} else {
+				unknown = append(unknown, label)
+			}
+		}
+		return possible{set, unknown}.matches(selector)
+	})
+}
+
+// itemLabels are the labels that an item is served under, made when they are asked for: a table of sets for a large
+// fleet would be most of the adapter's memory.
+type itemLabels struct {
+	workload string
+	item     *rules.Item
+}
+
+var _ labels.Labels = itemLabels{}
+
+// Lookup implements [labels.Labels]. A label without a value is not there.
+func (l itemLabels) Lookup(label string) (value string, exists bool) {
+	switch label {
+	case metricname.ItemPod:
+		value = l.item.Pod
+	case metricname.ItemWorkload:
+		value = l.workload
+	case metricname.ItemNode:
+		value = l.item.Node
+	case metricname.ItemHeld:
+		return strconv.FormatBool(l.item.Held), true
+	default:
+		value = l.item.Labels[label]
+	}
+	return SelectorSafe(value), value != ""
+}
+
+func (l itemLabels) Has(label string) bool { _, ok := l.Lookup(label); return ok }
+
+func (l itemLabels) Get(label string) string { v, _ := l.Lookup(label); return v }
+
+// set is all of them.
+func (l itemLabels) set() labels.Set {
+	out := make(labels.Set, 4+len(l.item.Labels))
+	put := func(label string) {
+		if v, ok := l.Lookup(label); ok {
+			out[label] = v
+		}
+	}
+	for label := range l.item.Labels {
+		put(label)
+	}
+	for _, label := range []string{metricname.ItemPod, metricname.ItemWorkload, metricname.ItemNode, metricname.ItemHeld} {
+		put(label)
+	}
+	return out
+}
+
+func (l itemLabels) served() Item {
+	return Item{l.set(), l.item.Value, l.item.At, l.item.Held}
 }
 
 // What a request can be told. Anything else that Lookup returns is the policy's own error of a workload.
@@ -158,21 +191,28 @@ func (t *Table) Lookup(namespace, metric string, selector labels.Selector) ([]It
 		if err != nil {
 			return nil, m.Rule, err
 		}
-		return e.Items, m.Rule, e.Err
+		if e.Err != nil {
+			return nil, m.Rule, e.Err
+		}
+		items := make([]Item, len(e.Items))
+		for i := range e.Items {
+			items[i] = itemLabels{e.Workload, &e.Items[i]}.served()
+		}
+		return items, m.Rule, nil
 	}
 
 	var items []Item
 	var failed []error
 	for _, e := range entries {
 		if e.Err != nil {
-			if slices.ContainsFunc(e.possible, func(p possible) bool { return p.matches(selector) }) {
+			if e.couldBe(selector) {
 				failed = append(failed, e.Err)
 			}
 			continue
 		}
-		for _, it := range e.Items {
-			if selector.Matches(it.Labels) {
-				items = append(items, it)
+		for i := range e.Items {
+			if l := (itemLabels{e.Workload, &e.Items[i]}); selector.Matches(l) {
+				items = append(items, l.served())
 			}
 		}
 	}

@@ -83,18 +83,17 @@ func (w *Watcher) Synced() (bool, string) {
 
 // View is [Build] on what is known now.
 func (w *Watcher) View(metrics []string) *View {
-	var (
-		hpas []HPA
-		sets []StatefulSet
-		pods []Pod
-	)
-	for _, o := range w.hpas.GetStore().List() {
-		hpas = append(hpas, o.(*storedHPA).HPA)
+	storedHPAs, storedSets, storedPods := w.hpas.GetStore().List(), w.sets.GetStore().List(), w.pods.GetStore().List()
+	hpas := make([]HPA, len(storedHPAs))
+	for i, o := range storedHPAs {
+		hpas[i] = o.(*storedHPA).HPA
 	}
-	for _, o := range w.sets.GetStore().List() {
-		sets = append(sets, o.(*storedSet).StatefulSet)
+	sets := make([]StatefulSet, len(storedSets))
+	for i, o := range storedSets {
+		sets[i] = o.(*storedSet).StatefulSet
 	}
-	for _, o := range w.pods.GetStore().List() {
+	pods := make([]Pod, 0, len(storedPods))
+	for _, o := range storedPods {
 		if p := o.(*storedPod); p.Owner != "" {
 			pods = append(pods, p.Pod)
 		}

@@ -103,12 +103,14 @@ const kindStatefulSet = "StatefulSet"
 // SelectorSafe turns a value into one that a label selector can name: at most 63 of letters, digits, '-', '_' and '.',
 // with a letter or digit at both ends. A value that is so already stays as it is.
 func SelectorSafe(value string) string {
+	if len(value) <= 63 && safe(value) {
+		return value
+	}
 	var b strings.Builder
 	for _, c := range value {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
-			b.WriteRune(c)
-		default:
+		if c < 128 && inside(byte(c)) {
+			b.WriteByte(byte(c))
+		} else {
 			b.WriteByte('-')
 		}
 	}
@@ -118,3 +120,18 @@ func SelectorSafe(value string) string {
 	}
 	return out
 }
+
+func safe(value string) bool {
+	for i := range len(value) {
+		if !inside(value[i]) {
+			return false
+		}
+	}
+	return value == "" || end(value[0]) && end(value[len(value)-1])
+}
+
+func end(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+func inside(c byte) bool { return end(c) || c == '-' || c == '_' || c == '.' }

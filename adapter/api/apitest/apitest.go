@@ -34,6 +34,7 @@ type Review struct {
 type API struct {
 	Kubeconfig string          // a file
 	Proxy      tls.Certificate // the front proxy's; with it, X-Remote-User is believed
+	Mux        *http.ServeMux  // for more of an API server
 	server     *httptest.Server
 }
 
@@ -47,10 +48,15 @@ func Start(dir string, allow func(Review) bool) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
+	users, _, err := certificate("users-ca", nil, nil) // nobody comes with a certificate of their own
+	if err != nil {
+		return nil, err
+	}
 	config := object{
 		"apiVersion": "v1", "kind": "ConfigMap",
 		"metadata": object{"name": "extension-apiserver-authentication", "namespace": "kube-system", "resourceVersion": "1", "uid": "1"},
 		"data": object{
+			"client-ca-file":                     pemOf(users.Raw),
 			"requestheader-client-ca-file":       pemOf(ca.Raw),
 			"requestheader-allowed-names":        `["front-proxy-client"]`,
 			"requestheader-username-headers":     `["X-Remote-User"]`,
@@ -116,7 +122,7 @@ current-context: x
 		server.Close()
 		return nil, err
 	}
-	return &API{Kubeconfig: path, Proxy: tls.Certificate{Certificate: [][]byte{client.Raw}, PrivateKey: clientKey}, server: server}, nil
+	return &API{Kubeconfig: path, Proxy: tls.Certificate{Certificate: [][]byte{client.Raw}, PrivateKey: clientKey}, Mux: mux, server: server}, nil
 }
 
 // Close stops it.

@@ -1,0 +1,241 @@
+// Package adapter turns what the exporters say into what the HorizontalPodAutoscaler gets.
+//
+// Once an interval a tick collects all exporters' pages into the store, evaluates every rule for the whole fleet, lets
+// the policy decide workload by workload, and publishes the result as an immutable table. Requests are look-ups in the
+// newest table and cause no work.
+//
+// The package wires the stages and owns the tick. What a value is, is the rules' business; which values may be served,
+// the policy's.
+package adapter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+
+	"github.com/capstan-gpu/capstan/adapter/api"
+	"github.com/capstan-gpu/capstan/adapter/collect"
+	"github.com/capstan-gpu/capstan/adapter/store"
+	"github.com/capstan-gpu/capstan/adapter/tls"
+	"github.com/capstan-gpu/capstan/adapter/workloads"
+	"github.com/capstan-gpu/capstan/rules"
+)
+
+// APIService is the one that the adapter serves.
+const APIService = "v1beta1.external.metrics.k8s.io"
+
+// Config of an adapter. Validate says what is missing.
+type Config struct {
+	Rules    []rules.Rule
+	Interval time.Duration // between two ticks; 1 s to 1 min
+
+	ExporterNamespace, ExporterService string // whose EndpointSlices name the exporters
+	Namespace, Service                 string // the adapter's own, for the certificate's names and the APIService
+	Secret                             string // holds CA and certificate
+	Pod                                string // the adapter's own; events are about it. "" = no events
+	CAValidity, CertValidity           time.Duration
+
+	Port     int          // HTTPS
+	Listener net.Listener // instead of Port
+	// ShutdownDelay is how long it serves on, no longer ready, after it was told to stop.
+	ShutdownDelay time.Duration
+
+	Kubeconfig string               // "" = in-cluster
+	Client     kubernetes.Interface // nil = by Kubeconfig
+	Aggregator aggregator.Interface // nil = by Kubeconfig
+
+	Transport http.RoundTripper    // for scrapes; nil = one of its own
+	Registry  *prometheus.Registry // for the adapter's own metrics; nil = a new one. It is served on /metrics
+	Version   string               // for the build info
+	Logger    *slog.Logger         // nil = slog.Default()
+}
+
+// Validate says which field is wrong, with its value, its bound and what to do.
+func (c Config) Validate() error {
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Interval < time.Second || c.Interval > time.Minute {
+		wrong("interval is %s: it must be from 1s to 1m", c.Interval)
+	}
+	if len(c.Rules) == 0 {
+		wrong("there is no rule: without one, no metric is served")
+	}
+	for _, r := range c.Rules {
+		if r.MaxAge < 2*c.Interval {
+			wrong("rule %s: maxAge %s is less than two intervals of %s, so that one lost scrape is an outage: set maxAge to %s, or a shorter interval", r.Metric, r.MaxAge, c.Interval, 3*c.Interval)
+		}
+		if r.Window < 3*c.Interval {
+			wrong("rule %s: window %s is less than three intervals of %s, which is not enough for a rate: set a longer window, or a shorter interval", r.Metric, r.Window, c.Interval)
+		}
+	}
+	for _, f := range []struct{ name, value string }{
+		{"exporter namespace", c.ExporterNamespace}, {"exporter service", c.ExporterService},
+		{"namespace", c.Namespace}, {"service name", c.Service}, {"TLS secret", c.Secret},
+	} {
+		if f.value == "" {
+			wrong("%s is empty", f.name)
+		}
+	}
+	if c.CertValidity < 0 || c.CAValidity < 0 || c.CertValidity > 0 && c.CertValidity < time.Minute {
+		wrong("certificate validity is %s: it must be at least 1m", c.CertValidity)
+	}
+	if c.CAValidity > 0 && c.CAValidity < 3*cmp.Or(c.CertValidity, 90*24*time.Hour) {
+		wrong("CA validity %s is less than three times the certificate's %s", c.CAValidity, cmp.Or(c.CertValidity, 90*24*time.Hour))
+	}
+	return errors.Join(errs...)
+}
+
+// patience is how long a tick may be overdue before the adapter counts as stuck, and its table as out of date.
+func (c Config) patience() time.Duration { return 4*c.Interval + 10*time.Second }
+
+// Run serves until ctx is done, then for ShutdownDelay more.
+//
+// It is ready when it has a certificate, knows the workloads and has made its first tick; a value may still be a window
+// away, which the policy says in its error. It is alive while ticks begin. An API server that does not answer makes it
+// neither: what was last known stands.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Registry == nil {
+		cfg.Registry = prometheus.NewRegistry()
+	}
+	if err := cfg.connect(); err != nil {
+		return err
+	}
+
+	certs := tls.New(tls.Config{
+		Client: cfg.Client, Aggregator: cfg.Aggregator,
+		Namespace: cfg.Namespace, Secret: cfg.Secret, Service: cfg.Service, APIService: APIService, Pod: cfg.Pod,
+		CAValidity: cfg.CAValidity, CertValidity: cfg.CertValidity, Logger: cfg.Logger,
+	})
+	watcher := workloads.NewWatcher(cfg.Client)
+	discovery := collect.NewDiscovery(cfg.Client, cfg.ExporterNamespace, cfg.ExporterService)
+	loop, err := newLoop(cfg, discovery.Targets, watcher.View)
+	if err != nil {
+		return err
+	}
+	registerRest(cfg, loop, certs)
+	synced := func() error {
+		missing := ""
+		if ok, what := watcher.Synced(); !ok {
+			missing = what
+		}
+		if !discovery.Synced() {
+			missing = strings.TrimPrefix(missing+", EndpointSlices", ", ")
+		}
+		if missing == "" {
+			return nil
+		}
+		return fmt.Errorf("waiting for the API server's list of %s", missing)
+	}
+
+	g, ctx := errgroup.WithContext(ctx)
+	background := func(run func(context.Context)) {
+		g.Go(func() error { run(ctx); return nil })
+	}
+	background(certs.Run)
+	background(watcher.Run)
+	background(discovery.Run)
+	background(func(ctx context.Context) {
+		if waitFor(ctx, synced) {
+			loop.run(ctx)
+		}
+	})
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-certs.Ready():
+		}
+		server, err := api.New(api.Config{
+			Provider: api.NewProvider(cfg.Rules, loop.table.Load, cfg.patience()),
+			Cert:     certs, Port: cfg.Port, Listener: cfg.Listener, Kubeconfig: cfg.Kubeconfig,
+			Live:          []api.Check{{Name: "tick", Err: func() error { return loop.alive(time.Now()) }}},
+			Ready:         []api.Check{{Name: "informers", Err: synced}, {Name: "first-tick", Err: loop.ready}, {Name: "apiservice", Err: certs.Foreign}},
+			ShutdownDelay: cfg.ShutdownDelay,
+			Gatherer:      cfg.Registry,
+		})
+		if err != nil {
+			return err
+		}
+		cfg.Logger.Info("serving", "address", server.Address(), "metrics", loop.names, "interval", cfg.Interval)
+		return server.Run(ctx)
+	})
+	return g.Wait()
+}
+
+// connect makes the clients that are not given.
+func (c *Config) connect() error {
+	if c.Client != nil && c.Aggregator != nil {
+		return nil
+	}
+	var config *rest.Config
+	var err error
+	if c.Kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	} else {
+		config, err = rest.InClusterConfig()
+	}
+	if err != nil {
+		return fmt.Errorf("find the API server: %w", err)
+	}
+	config.UserAgent = "capstan-adapter/" + cmp.Or(c.Version, "unknown")
+	if c.Aggregator == nil {
+		if c.Aggregator, err = aggregator.NewForConfig(config); err != nil {
+			return err
+		}
+	}
+	if c.Client == nil {
+		config := rest.CopyConfig(config)
+		config.ContentType = "application/vnd.kubernetes.protobuf"
+		config.AcceptContentTypes = config.ContentType + ",application/json"
+		if c.Client, err = kubernetes.NewForConfig(config); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitFor waits until check says nothing, and says whether that was before ctx was done.
+func waitFor(ctx context.Context, check func() error) bool {
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for check() != nil {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-ticker.C:
+		}
+	}
+	return ctx.Err() == nil
+}
+
+// retention is how far back the store must reach for the rules.
+func retention(list []rules.Rule, interval time.Duration) time.Duration {
+	longest := time.Duration(0)
+	for _, r := range list {
+		longest = max(longest, r.Window, r.MaxAge, r.HoldFor)
+	}
+	return longest + 5*interval
+}
+
+func newStore(cfg Config) *store.Store {
+	return store.New(store.Config{Retention: retention(cfg.Rules, cfg.Interval)})
+}
