@@ -286,6 +286,13 @@ func (c *Cluster) inNode(n node, args ...string) ([]string, error) {
 		return nil, fmt.Errorf("%s is off", n.Name)
 	}
 	init, err := onlyChild(p.PID)
+	for range 100 { // unshare may not have forked yet
+		if err == nil {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+		init, err = onlyChild(p.PID)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the init of %s: %w", n.Name, err)
 	}
