@@ -57,6 +57,7 @@ var (
 	descPodMemory   = podDesc(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", metricname.Shared)
 
 	descLibraryUp     = desc(metricname.LibraryUp, "1 = the NVML library answers.")
+	descDiscarded     = desc(metricname.DiscardedUtilizations, "Utilization readings above 100 %, which were dropped.", metricname.UUID)
 	descDriverInfo    = desc(metricname.DriverInfo, "The driver's version.", metricname.DriverVersion)
 	descSnapshot      = desc(metricname.SnapshotTimestamp, "When the GPUs were read.")
 	descDuration      = desc(metricname.CollectionSeconds, "How long the newest round of a stage took.", metricname.Stage)
@@ -69,7 +70,7 @@ var (
 	descReads         = desc(metricname.StatsReads, "Reads of trainers' stats pages, by how they ended.", metricname.Result)
 	descRefused       = desc(samplesRefused, "Single samples left out of good stats pages.", metricname.Reason)
 
-	allDescs = []*prometheus.Desc{descGPUInfo, descGPUUp, descBusy, descObserved, descUtilization, descMemUsed, descMemReserved, descMemTotal,
+	allDescs = []*prometheus.Desc{descGPUInfo, descGPUUp, descBusy, descObserved, descUtilization, descDiscarded, descMemUsed, descMemReserved, descMemTotal,
 		descPower, descEnergy, descTemperature, descClock, descCallErrors, descAllocation, descPodGPUs, descPodBusy, descPodObserved, descPodMemory,
 		descLibraryUp, descDriverInfo, descSnapshot, descDuration, descAge, descMappingAge, descMappingErrors, descKubeletUp, descWithoutUID,
 		descUnknown, descReads, descRefused}
@@ -170,6 +171,7 @@ func (p page) device(d *gpu.Device, driver string) {
 		p.counter(descObserved, d.Observed, d.UUID)
 	}
 	p.maybe(descUtilization, d.Utilization, d.UUID)
+	p.counter(descDiscarded, float64(d.Discarded), d.UUID)
 	p.bytes(descMemUsed, d.MemoryUsed, d.UUID)
 	p.bytes(descMemReserved, d.MemoryReserved, d.UUID)
 	p.bytes(descMemTotal, d.MemoryTotal, d.UUID)

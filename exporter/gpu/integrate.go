@@ -1,0 +1,76 @@
+package gpu
+
+import "time"
+
+// sample is one reading of the driver's ring. Its clock is the driver's own and is only compared with itself: some drivers count from
+// the machine's start, some from the epoch.
+type sample struct {
+	timestamp uint64 // microseconds
+	percent   uint32
+}
+
+// How long a reading speaks for. Time beyond that is not observed: nobody knows what the GPU did.
+const (
+	sampleReach = 10 * time.Second // the ring holds at least that much
+	rateReach   = 3 * time.Second  // a rate is that of the last second, or less
+)
+
+// meter integrates a GPU's utilization into busy and observed time. The zero value has seen nothing.
+// Invariant: 0 <= busy <= observed, both monotone, and observed grows by no more than the time between two readings.
+type meter struct {
+	busy, observed float64   // seconds
+	last           time.Time // of the newest valid reading
+	newest         uint64    // timestamp of the newest sample that was seen
+	discarded      uint64    // readings above 100 %
+}
+
+// samples accounts for the time since the last reading by the ring's new samples: their mean, each weighing as long as it stands.
+// It returns that mean (0..1), or false when there is no valid new sample; then nothing has changed but what was discarded.
+func (m *meter) samples(now time.Time, ring []sample) (share float64, ok bool) {
+	var sum, weights float64
+	previous, newest := m.newest, m.newest
+	for _, s := range ring {
+		// go-nvml may return a tail of empty entries; the driver may repeat what it gave before.
+		if s.timestamp == 0 || s.timestamp <= newest {
+			continue
+		}
+		newest = s.timestamp
+		if s.percent > 100 {
+			m.discarded++
+			continue
+		}
+		weight := 1.0 // the first one ever: nobody knows how long it stood
+		if previous != 0 {
+			weight = min(float64(s.timestamp-previous), float64(sampleReach.Microseconds()))
+		}
+		previous = s.timestamp
+		sum += weight * float64(s.percent) / 100
+		weights += weight
+	}
+	m.newest = newest
+	if weights == 0 {
+		return 0, false
+	}
+	share = sum / weights
+	m.advance(now, share, sampleReach)
+	return share, true
+}
+
+// rate accounts for the time since the last reading by one percentage. It returns the share, or false for one above 100.
+func (m *meter) rate(now time.Time, percent uint32) (share float64, ok bool) {
+	if percent > 100 {
+		m.discarded++
+		return 0, false
+	}
+	share = float64(percent) / 100
+	m.advance(now, share, rateReach)
+	return share, true
+}
+
+func (m *meter) advance(now time.Time, share float64, reach time.Duration) {
+	if elapsed := now.Sub(m.last); !m.last.IsZero() && elapsed > 0 && elapsed <= reach {
+		m.observed += elapsed.Seconds()
+		m.busy += min(share, 1) * elapsed.Seconds()
+	}
+	m.last = now
+}
