@@ -126,6 +126,10 @@ func Create(path, node string, gpus int) (*File, error) {
 		if f.Count() == gpus && (gpus == 0 || f.at.gpus[0].UUID() == UUID(node, 0)) {
 			return f, nil
 		}
+		// Who has the old file mapped would never see the new one: tell it that its driver is gone.
+		if err := f.Upgrade("replaced"); err != nil {
+			return nil, err
+		}
 		f.Close()
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
