@@ -24,7 +24,7 @@ func summarize(ctx context.Context, w io.Writer, c *rig.Cluster, s *Story, sight
 		load = append(load, n.Rate/100)
 	}
 	const width = 72
-	fmt.Fprintf(w, "\n%s\n", asciigraph.PlotMany([][]float64{load, workers}, asciigraph.Height(6), asciigraph.Width(width), asciigraph.LowerBound(0), asciigraph.Precision(0),
+	fmt.Fprintf(w, "\n%s\n", asciigraph.PlotMany([][]float64{load, workers}, asciigraph.Height(max(s.Peak, 3)), asciigraph.Width(width), asciigraph.LowerBound(0), asciigraph.Precision(0),
 		asciigraph.SeriesColors(asciigraph.Default, asciigraph.Default), asciigraph.SeriesChars(asciigraph.CreateCharSet("·"), asciigraph.DefaultCharSet)))
 	fmt.Fprintf(w, "     0s%s%s\n     ─ workers ready    · load, in workers' worth of samples\n\n", strings.Repeat(" ", width-12), last.At.Round(time.Second))
 

@@ -232,7 +232,7 @@ func TestSameName(t *testing.T) {
 		return len(uids) == 1 && uids[0] != string(old.UID), fmt.Sprint(uids), nil
 	})
 	s.ready("web", 2)
-	s.serves(time.Minute, "", each("web", 2, 95))
+	s.serves(time.Minute, "held!=true", each("web", 2, 95))
 	for _, node := range s.nodes() {
 		for name, family := range s.page(node) {
 			for _, m := range family.Metric {
