@@ -29,7 +29,7 @@ func TestSummarize(t *testing.T) {
 {"Action":"output","Package":"r","Output":"FAIL r [build failed]\n"}
 {"Action":"fail","Package":"r","Elapsed":0}
 `, "pass  p (0.2s)\nr.go:1: syntax error\nFAIL r [build failed]\nfail  r (0.0s)\n1 passed, 1 failed\n", false},
-		"several streams are one":    {pass + pass, "pass  p (0.2s)\npass  p (0.2s)\n2 passed, 0 failed\n", true},
+		"several streams are one":        {pass + pass, "pass  p (0.2s)\npass  p (0.2s)\n2 passed, 0 failed\n", true},
 		"nothing that ran is no success": {"", "no test ran\n0 passed, 1 failed\n", false},
 		"what is no event is passed on":  {"make: something broke\n" + pass, "make: something broke\npass  p (0.2s)\n1 passed, 0 failed\n", true},
 	} {
