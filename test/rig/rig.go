@@ -17,6 +17,7 @@ import (
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -241,6 +242,11 @@ func (c *Cluster) External(ctx context.Context, namespace, metric, selector stri
 	}
 	raw, err := request.Do(ctx).Raw()
 	if err != nil {
+		// The discovery client does not decode a Status, which holds what the adapter has to say.
+		var status metav1.Status
+		if json.Unmarshal(raw, &status) == nil && status.Kind == "Status" {
+			return nil, &apierrors.StatusError{ErrStatus: status}
+		}
 		return nil, err
 	}
 	var list v1beta1.ExternalMetricValueList
