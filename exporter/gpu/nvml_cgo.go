@@ -5,6 +5,8 @@ package gpu
 import (
 	"encoding/binary"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
@@ -14,16 +16,29 @@ import (
 // library is NVML by go-nvml, with a guard before every call: go-nvml binds lazily, and calling a function that the driver's library
 // lacks ends the whole process. No nvml.Return is ever printed: that, too, calls into the library.
 type library struct {
-	path string
-	nvml nvml.Interface
-	has  map[string]bool // symbol → the library exports it
+	path string          // as configured; "" = to be found
+	nvml nvml.Interface  // of the newest attempt to open it
+	has  map[string]bool // call → the library exports what is behind it
 }
 
-func newDriver(path string) driver {
-	if path == "" {
-		path = "libnvidia-ml.so.1"
+func newDriver(path string) driver { return &library{path: path} }
+
+const soname = "libnvidia-ml.so.1"
+
+// find is the path to open. The folders of LD_LIBRARY_PATH are looked through here, for the loader remembers for ever which of them
+// did not exist when it first looked: a driver that is installed after this process began would never be found.
+func find(configured string) string {
+	if configured != "" {
+		return configured
 	}
-	return &library{path: path, nvml: nvml.New(nvml.WithLibraryPath(path))}
+	for _, dir := range filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")) {
+		if path := filepath.Join(dir, soname); dir != "" {
+			if _, err := os.Stat(path); err == nil {
+				return path
+			}
+		}
+	}
+	return soname
 }
 
 // needed are the symbols behind each call, any of which does: go-nvml takes the newest version that is there.
@@ -49,7 +64,8 @@ var needed = map[string][]string{
 
 // open looks before it leaps: a failed nvml.Init keeps a reference to the library for ever, and one without nvmlInit ends the process.
 func (l *library) open() error {
-	look := dl.New(l.path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+	path := find(l.path)
+	look := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 	if err := look.Open(); err != nil {
 		if strings.Contains(err.Error(), "No such file") || strings.Contains(err.Error(), "cannot open shared object") {
 			return ErrNoLibrary
@@ -63,14 +79,14 @@ func (l *library) open() error {
 		}
 	}
 	if err := look.Close(); err != nil {
-		return fmt.Errorf("close %s: %w", l.path, err)
+		return fmt.Errorf("close %s: %w", path, err)
 	}
 	for _, call := range []string{"init", "shutdown", "count", "device", "uuid"} {
 		if !has[call] {
-			return fmt.Errorf("%s lacks %s: it is no NVML that this program can use", l.path, needed[call][0])
+			return fmt.Errorf("%s lacks %s: it is no NVML that this program can use", path, needed[call][0])
 		}
 	}
-	l.has = has
+	l.has, l.nvml = has, nvml.New(nvml.WithLibraryPath(path))
 	switch c := code(l.nvml.Init()); c {
 	case success:
 		return nil

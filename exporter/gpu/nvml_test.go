@@ -97,6 +97,23 @@ var scenarios = map[string]func(){
 			panic(err)
 		}
 	},
+	// The library is installed into a folder that did not exist when the process first looked for it.
+	"appears": func() {
+		r := New(Config{})
+		describe(r.Read(noon))
+		dir := os.Getenv("LD_LIBRARY_PATH")
+		data, err := os.ReadFile(os.Getenv("TEST_LIBRARY"))
+		if err == nil {
+			err = os.MkdirAll(dir, 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, soname), data, 0o755)
+		}
+		if err != nil {
+			panic(err)
+		}
+		describe(r.Read(noon.Add(time.Minute)))
+	},
 	"upgrade": func() {
 		r := childReader()
 		describe(r.Read(noon))
@@ -135,6 +152,14 @@ func TestNoLibrary(t *testing.T) {
 	_, path := newState(t, 1)
 	out := play(t, "read", filepath.Join(t.TempDir(), "libnvidia-ml.so.1"), path)
 	if !strings.HasPrefix(out, "error: libnvidia-ml.so.1 is not to be found") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestLibraryAppearsInANewFolder(t *testing.T) {
+	_, path := newState(t, 1)
+	out := play(t, "appears", compiled(t, "full"), path, "LD_LIBRARY_PATH="+filepath.Join(t.TempDir(), "not", "yet"))
+	if !strings.HasPrefix(out, "error: "+ErrNoLibrary.Error()) || !strings.HasSuffix(out, state.UUID("node-1", 0)+" by samples up reserved energy\n") {
 		t.Errorf("%s", out)
 	}
 }
