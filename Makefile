@@ -11,9 +11,9 @@ export GOFLAGS     := -trimpath -buildvcs=false
 export GOWORK      := off
 export CGO_ENABLED ?= 0
 
-# The packages that need cgo: NVML is a C library.
+# The packages that need cgo, for NVML is a C library: they are tested with and without it.
 CGO     := ./exporter/gpu ./cmd/capstan-exporter
-# What `go test` runs without a cluster: everything else.
+# What needs no cluster.
 PURE     = $(shell go list ./... | grep -v -e /test/e2e)
 VERSION ?= v0.1.0
 FUZZTIME ?= 20s
@@ -37,12 +37,14 @@ unit: ## the tests that need no cluster (a minute or two)
 	@$(MAKE) -s unit-json | go run ./test/summary
 
 .PHONY: unit-json e2e-json
+# A failure is in the stream, which the summary reads: these themselves do not fail.
 unit-json:
 	@go test -json $(PURE) || true
 	@CGO_ENABLED=1 go test -json $(CGO) || true
-# The cluster is left as it was found: one that ran before stays.
+# The cluster is left as it was found: one that ran before stays, and then the test of a cluster's whole life is skipped.
 e2e-json:
 	@was=$$(go run ./test/cluster status -o json | grep -c '"running": true' || true); \
+	CAPSTAN_CLUSTER=1 go test -json -timeout 40m -count=1 -run 'TestLife$$' ./test/cluster || true; \
 	CAPSTAN_E2E=1 go test -json -timeout 50m -count=1 ./test/e2e || true; \
 	if [ "$$was" = 0 ] && [ -z "$${KEEP:-}" ]; then go run ./test/cluster down >&2; fi
 
@@ -51,32 +53,41 @@ demo: ## watch a real HPA resize a training job on simulated GPUs (Linux, root; 
 	@go run ./test/demo $(if $(KEEP),--keep) $(if $(REGISTRY),--kubeconfig "$(KUBECONFIG)" --registry "$(REGISTRY)")
 
 .PHONY: check
-check: ## vet, staticcheck, formatting, tidy modules, generated files up to date, known vulnerabilities
+check: ## vet, staticcheck, formatting, tidy modules, generated files up to date, import table, known vulnerabilities
 	go vet $(PURE) ./test/e2e
 	CGO_ENABLED=1 go vet $(CGO)
 	go tool -modfile=tools/go.mod staticcheck $(PURE) ./test/e2e
 	CGO_ENABLED=1 go tool -modfile=tools/go.mod staticcheck $(CGO)
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not gofmt-ed (make fix mends it): $$unformatted"; exit 1; }
 	go mod tidy -diff
-	@for module in tools test/cluster/components test/cluster/coredns; do (cd $$module && echo "go mod tidy -diff in $$module" && go mod tidy -diff); done
+	@for module in $(MODULES); do echo "go mod tidy -diff in $$module"; (cd $$module && go mod tidy -diff); done
 	go run ./dashboards -check
-	go test -count=1 ./deploy ./test -run 'Rendered|Imports'
-	$(MAKE) vulnerabilities
+	go test -count=1 ./deploy ./test -run 'Rendered|Imports|Documented'
+	@$(MAKE) -s vulnerabilities
 
+# Modules of their own: what is heavy and not shipped.
+MODULES := tools test/cluster/components test/cluster/coredns
+
+# The database of known vulnerabilities is a Go module, too: no other service is asked. Binaries are scanned with their symbols; in a
+# stripped one every function of a module seems to be called.
 .PHONY: vulnerabilities
-vulnerabilities: build ## no known vulnerability is called by a release binary
-	go run ./tools/vulnerable bin/capstan-adapter bin/capstan-exporter bin/capstan-trainer
+vulnerabilities: ## no known vulnerability is called by a release binary
+	@scan=$$(mktemp -d); trap 'rm -rf $$scan' EXIT; \
+	go mod download -modfile=tools/go.mod golang.org/x/vulndb; \
+	go tool -modfile=tools/go.mod indexdb -vulns "$$(go list -modfile=tools/go.mod -m -f '{{.Dir}}' golang.org/x/vulndb)/data/osv" -out $$scan/db; \
+	go build -o $$scan/ ./cmd/capstan-adapter ./cmd/capstan-trainer; CGO_ENABLED=1 go build -o $$scan/ ./cmd/capstan-exporter; \
+	for program in adapter exporter trainer; do echo "capstan-$$program:"; go tool -modfile=tools/go.mod govulncheck -db "file://$$scan/db" -mode binary $$scan/capstan-$$program; done
 
 .PHONY: fix
 fix: ## the writing twin of check
 	gofmt -w $$(git ls-files '*.go')
 	go mod tidy
-	for module in tools test/cluster/components test/cluster/coredns; do (cd $$module && go mod tidy); done
+	for module in $(MODULES); do (cd $$module && go mod tidy); done
 	$(MAKE) manifests dashboards
 
 .PHONY: golden
 golden: ## rewrite the golden files; then read the diff
-	go test $(PURE) -update || true
+	for package in $$(git grep -l 'flag.Bool("update"' -- '*_test.go' | xargs -n1 dirname | sort -u); do go test ./$$package -update; done
 	git diff --stat
 
 .PHONY: manifests dashboards
@@ -102,7 +113,7 @@ bench-trainer: ## figures of the trainer, into bench/trainer.json
 fuzz: ## every fuzz target for FUZZTIME
 	@for package in $$(git grep -l 'func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
 	  for target in $$(grep -ho 'func Fuzz[A-Za-z0-9_]*' $$package/*_test.go | cut -d' ' -f2); do \
-	    echo "$$package $$target"; go test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME); done; done
+	    echo "$$package $$target"; go test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x; done; done
 
 .PHONY: soak
 soak: ## what runs long: the exporter's 100,000 cycles, each fuzz target for 4 minutes

@@ -45,6 +45,7 @@ func TestArticle(t *testing.T) {
 			return read && set.Status.ReadyReplicas == hpa.Status.DesiredReplicas && ok(int(set.Status.ReadyReplicas), average), state, nil
 		})
 	}
+	recorded := s.record()
 	size(2*time.Minute, "two workers keep up", func(workers int, average float64) bool { return workers == 2 && average > 30 && average < 80 })
 
 	s.must(cluster.SetRate(s.ctx, ns, 300))
@@ -68,6 +69,8 @@ func TestArticle(t *testing.T) {
 
 	s.must(cluster.SetRate(s.ctx, ns, 100))
 	size(3*time.Minute, "the HPA comes back", func(workers int, _ float64) bool { return workers == 2 })
+
+	s.dashboards(recorded(), ns, rig.WorkerSet)
 
 	stream, err := cluster.Stream(s.ctx, ns)
 	s.must(err)
