@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sort"
 	"strings"
 	"syscall"
@@ -160,6 +161,10 @@ func removeTree(dir string) error {
 	}
 	return nil
 }
+
+// The main goroutine stays on the main thread, so that it is the one that becomes another program below. If another thread did, the
+// main one would first have to end, and for a moment the process would look like a zombie to who asks whether it is alive.
+func init() { runtime.LockOSThread() }
 
 // enterCgroup moves this process into a node's cgroups and becomes the command. The cgroup namespace that the command makes then
 // has the node's cgroup as its root.

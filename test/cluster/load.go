@@ -35,7 +35,13 @@ func (c *Cluster) writeImages() error {
 	return nil
 }
 
+// loadOwnImages gives every node what it needs to run anything; every node must be on.
 func (c *Cluster) loadOwnImages(ctx context.Context) error {
+	for i := range c.Config.Nodes {
+		if n := newNode(i + 1); !c.process(n.Name).alive() {
+			return c.failure(n.Name, "has ended")
+		}
+	}
 	return c.load(ctx, []string{c.path("images", "pause.tar"), c.path("images", "coredns.tar")}, io.Discard)
 }
 
