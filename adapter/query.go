@@ -3,6 +3,7 @@ package adapter
 import (
 	"fmt"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 
@@ -24,7 +25,7 @@ func Families(list []rules.Rule) (collect.Families, error) {
 			for _, v := range selectors(parsed) {
 				name := ""
 				for _, m := range v.LabelMatchers {
-					if m.Name == labels.MetricName && m.Type == labels.MatchEqual {
+					if m.Name == model.MetricNameLabel && m.Type == labels.MatchEqual {
 						name = m.Value
 					}
 				}

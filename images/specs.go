@@ -93,7 +93,7 @@ func (s spec) compile(ctx context.Context, root, out string) error {
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", out, "-ldflags", strings.TrimSpace("-s -w -buildid= -X main.version="+image.Version+" "+s.ldflags), s.pkg)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+strings.TrimSpace(string(toolchain)), "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off", "CGO_ENABLED="+cgo, "GOOS=linux", "GOARCH=amd64")
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+strings.TrimSpace(string(toolchain)), "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off", "CGO_ENABLED="+cgo, "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations", "GOOS=linux", "GOARCH=amd64")
 	return quietly(cmd)
 }
 

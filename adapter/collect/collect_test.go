@@ -221,7 +221,7 @@ func TestFetch(t *testing.T) {
 		}
 	})
 	mux.HandleFunc("/slow", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	mux.HandleFunc("/redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/fine", 302) })
+	mux.HandleFunc("/redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/fine", http.StatusFound) })
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	c := New(Config{Store: store.New(store.Config{}), MaxBody: 1 << 20, MaxSeries: 100, Timeout: 300 * time.Millisecond})

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/common/model"
 
 	"github.com/capstan-gpu/capstan/metricname"
 )
@@ -33,7 +33,7 @@ func TestContract(t *testing.T) {
 	}
 	families := map[string]int{}
 	for _, s := range got.Samples {
-		name := s.Labels.Get(labels.MetricName)
+		name := s.Labels.Get(model.MetricNameLabel)
 		families[name]++
 		if s.Labels.Get("node") != "node-a" || !s.At.Equal(at) {
 			t.Errorf("%s at %v: want the node and the time that we gave", s.Labels, s.At)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 
 	"github.com/capstan-gpu/capstan/adapter/store"
@@ -27,7 +28,7 @@ func utilization(t *testing.T, now float64, history ...scrape) float64 {
 	for _, x := range history {
 		at := noon.Add(time.Duration(x.at * float64(time.Second)))
 		for name, v := range map[string]float64{metricname.PodGPUBusySeconds: x.busy, metricname.PodGPUObservedSeconds: x.observed} {
-			s.Append([]store.Sample{{Labels: labels.FromStrings(labels.MetricName, name, metricname.Namespace, "training", metricname.Pod, "web-0", metricname.PodUID, "u", metricname.Shared, "false"), Value: v, At: at}})
+			s.Append([]store.Sample{{Labels: labels.FromStrings(model.MetricNameLabel, name, metricname.Namespace, "training", metricname.Pod, "web-0", metricname.PodUID, "u", metricname.Shared, "false"), Value: v, At: at}})
 		}
 	}
 	rule := rules.Default()[0]
@@ -99,7 +100,7 @@ func TestWhatIsNoVectorIsAnError(t *testing.T) {
 func TestLookbackAndStaleness(t *testing.T) {
 	s := store.New(store.Config{})
 	page := func(at time.Time) []store.Sample {
-		return []store.Sample{{Labels: labels.FromStrings(labels.MetricName, "x"), Value: 1, At: at}}
+		return []store.Sample{{Labels: labels.FromStrings(model.MetricNameLabel, "x"), Value: 1, At: at}}
 	}
 	s.Scrape("node-1", noon, page(noon))
 	f := Embedded(s, Config{Lookback: 10 * time.Second})
@@ -130,7 +131,7 @@ func TestEndsWithItsContext(t *testing.T) {
 func TestWarningsAreTold(t *testing.T) {
 	s := store.New(store.Config{})
 	for i := range 3 {
-		s.Append([]store.Sample{{Labels: labels.FromStrings(labels.MetricName, "gauge"), Value: 1, At: noon.Add(time.Duration(i) * time.Second)}})
+		s.Append([]store.Sample{{Labels: labels.FromStrings(model.MetricNameLabel, "gauge"), Value: 1, At: noon.Add(time.Duration(i) * time.Second)}})
 	}
 	var told []string
 	f := Embedded(s, Config{Annotated: func(expr string, warnings []string) { told = append(told, fmt.Sprint(expr, warnings)) }})

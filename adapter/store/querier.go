@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/storage"
@@ -76,7 +77,7 @@ func (s *Store) match(matchers []*labels.Matcher, f func(*series)) {
 		}
 	}
 	for i, m := range matchers {
-		if m.Name == labels.MetricName && m.Type == labels.MatchEqual {
+		if m.Name == model.MetricNameLabel && m.Type == labels.MatchEqual {
 			list := s.byName[m.Value]
 			matchers = append(slices.Clone(matchers[:i]), matchers[i+1:]...)
 			each(list)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/storage"
@@ -220,7 +221,7 @@ func (s *Store) add(in *Sample, t *target) {
 		}
 		x = &series{labels: in.Labels.Copy(), hash: hash}
 		s.byHash[hash] = append(s.byHash[hash], x)
-		name := x.labels.Get(labels.MetricName)
+		name := x.labels.Get(model.MetricNameLabel)
 		s.byName[name] = append(s.byName[name], x)
 		s.stats.Series++
 	}

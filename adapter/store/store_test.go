@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/storage"
@@ -20,7 +21,7 @@ var noon = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * float64(time.Second))) }
 
 func one(name, pod string, v, seconds float64) Sample {
-	return Sample{labels.FromStrings(labels.MetricName, name, "pod", pod), v, at(seconds)}
+	return Sample{labels.FromStrings(model.MetricNameLabel, name, "pod", pod), v, at(seconds)}
 }
 
 // contents is what a query for everything gives: series by their text, values by second; "stale" for a staleness marker.
@@ -187,10 +188,10 @@ func BenchmarkFleet(b *testing.B) {
 	s := New(Config{Retention: 2 * time.Minute})
 	series := make([]labels.Labels, 8000)
 	for i := range series {
-		series[i] = labels.FromStrings(labels.MetricName, "capstan_pod_gpu_busy_seconds_total", "namespace", "training", "pod", fmt.Sprintf("web-%d", i), "pod_uid", fmt.Sprintf("uid-%d", i), "shared", "false")
+		series[i] = labels.FromStrings(model.MetricNameLabel, "capstan_pod_gpu_busy_seconds_total", "namespace", "training", "pod", fmt.Sprintf("web-%d", i), "pod_uid", fmt.Sprintf("uid-%d", i), "shared", "false")
 	}
 	batch := make([]Sample, len(series))
-	matcher := labels.MustNewMatcher(labels.MatchEqual, labels.MetricName, "capstan_pod_gpu_busy_seconds_total")
+	matcher := labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, "capstan_pod_gpu_busy_seconds_total")
 	b.ReportAllocs()
 	for tick := 0; b.Loop(); tick++ {
 		for i := range batch {

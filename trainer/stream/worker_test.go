@@ -62,7 +62,6 @@ type job struct {
 	*testing.T
 	ctx    context.Context
 	source *Source
-	log    bytes.Buffer
 }
 
 func start(t *testing.T, rate float64) *job {
