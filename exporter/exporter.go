@@ -60,7 +60,8 @@ func (c Config) Validate() error {
 		}
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		errs = append(errs, fmt.Errorf("config.Listen is %q: want [HOST]:PORT", c.Listen))
+		//lint:ignore ST1005 it begins with a field's name
+		errs = append(errs, fmt.Errorf("Listen is %q: want [HOST]:PORT", c.Listen))
 	}
 	within("Interval", c.Interval, time.Millisecond, time.Minute)
 	within("MappingInterval", c.MappingInterval, time.Millisecond, time.Minute)

@@ -86,10 +86,11 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			cfg.GPU = gpu.New(gpu.Config{LibraryPath: library, Logger: cfg.Logger})
 			cfg.Registry = newRegistry(node)
 			if cfg.Interval < leastInterval {
-				return usage(fmt.Errorf("--interval %s: must be 100ms to 1m0s", cfg.Interval))
+				//lint:ignore ST1005 it begins with a field's name, in the place of which usage puts the flag's
+				return usage(fmt.Errorf("Interval is %s: want 100ms to 1m0s", cfg.Interval))
 			}
 			if cfg.MappingInterval < leastMappingInterval {
-				return usage(fmt.Errorf("--mapping-interval %s: must be 500ms to 1m0s", cfg.MappingInterval))
+				return usage(fmt.Errorf("MappingInterval is %s: want 500ms to 1m0s", cfg.MappingInterval))
 			}
 			if err := cfg.Validate(); err != nil {
 				return usage(err)
