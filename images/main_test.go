@@ -1,12 +1,19 @@
 package main
 
 import (
+	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/capstan-gpu/capstan/images/image"
 )
@@ -52,6 +59,32 @@ func TestTrainerIsReproducible(t *testing.T) {
 	}
 	if digests[0] != digests[1] {
 		t.Errorf("two builds, two digests: %v", digests)
+	}
+}
+
+// What is pushed to a registry is what is built, under the name that the manifests ask for once the registry's is put in.
+func TestPush(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	c := command()
+	var out strings.Builder
+	c.SetOut(&out)
+	c.SetArgs([]string{"push", host + "/us/", "trainer"})
+	if err := c.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ref, err := name.ParseReference(host + "/us/trainer:" + image.Version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pulled, err := remote.Image(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := pulled.Digest()
+	if err != nil || !strings.Contains(out.String(), digest.String()) {
+		t.Errorf("pulled %s (%v), push said\n%s", digest, err, out.String())
 	}
 }
 
