@@ -53,7 +53,7 @@ func play(t *testing.T, scenario, lib, stateFile string, env ...string) string {
 func newState(t *testing.T, gpus int) (*state.File, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state")
-	f, err := state.Create(path, "node-1", gpus)
+	f, err := state.Create(path, "node-1", gpus, state.Profiles[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func follow(ctx context.Context, file *state.File, busy string) error {
 			return err
 		}
 		for i := range models {
-			if err := file.Update(i, func(g *state.GPU) { models[i].Step(g, shares[g.UUID()], now) }); err != nil {
+			if err := file.Update(i, func(g *state.GPU) { models[i].Step(g, shares, now) }); err != nil {
 				return err
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strconv"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -60,7 +61,7 @@ library, state with what the GPUs show, busy/ with how busy the workers say they
 		defer file.Close()
 		return f(file)
 	}
-	root.AddCommand(daemonCommand(&dir), setCommand(open), unsetCommand(open), callCommand(open), logCommand(open), showCommand(open), driverCommand(open), libraryCommand(&dir))
+	root.AddCommand(daemonCommand(&dir), setCommand(open), unsetCommand(open), callCommand(open), logCommand(open), showCommand(open), driverCommand(open), libraryCommand(&dir), xidCommand(open), migCommand(open), fieldCommand(open))
 	return root
 }
 
@@ -69,6 +70,7 @@ type opener func(func(*state.File) error) error
 func daemonCommand(dir *string) *cobra.Command {
 	var (
 		node, library, kubelet, host, resource string
+		profile                                string
 		gpus, replicas                         int
 		noPlugin                               bool
 	)
@@ -83,6 +85,10 @@ func daemonCommand(dir *string) *cobra.Command {
 			if replicas < 1 || replicas > 64 {
 				return fmt.Errorf("--replicas %d: must be 1 to 64", replicas)
 			}
+			kind, err := state.ProfileNamed(profile)
+			if err != nil {
+				return fmt.Errorf("--profile: %w", err)
+			}
 			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			busy := filepath.Join(*dir, "busy")
 			if err := os.MkdirAll(busy, 0o777); err != nil {
@@ -94,7 +100,7 @@ func daemonCommand(dir *string) *cobra.Command {
 			if err := install(library, *dir); err != nil {
 				return err
 			}
-			file, err := state.Create(filepath.Join(*dir, "state"), node, gpus)
+			file, err := state.Create(filepath.Join(*dir, "state"), node, gpus, kind)
 			if err != nil {
 				return err
 			}
@@ -102,7 +108,7 @@ func daemonCommand(dir *string) *cobra.Command {
 			group, ctx := errgroup.WithContext(cmd.Context())
 			group.Go(func() error { return follow(ctx, file, busy) })
 			if !noPlugin {
-				p := plugin.New(plugin.Config{Dir: kubelet, Resource: resource, Devices: deviceIDs(node, gpus, replicas), HostDir: host, MountDir: "/fakegpu", Logger: logger})
+				p := plugin.New(plugin.Config{Dir: kubelet, Resource: resource, Devices: deviceIDs(file, replicas), HostDir: host, MountDir: "/fakegpu", Logger: logger})
 				group.Go(func() error { return p.Run(ctx) })
 			}
 			return group.Wait()
@@ -111,6 +117,7 @@ func daemonCommand(dir *string) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&node, "node", os.Getenv("NODE_NAME"), "the node's name, from which the GPUs' UUIDs follow")
 	f.IntVar(&gpus, "gpus", 8, "number of GPUs")
+	f.StringVar(&profile, "profile", state.Profiles[0].Name, "kind of GPU: "+profileNames())
 	f.IntVar(&replicas, "replicas", 1, "pods that may share a GPU; more than 1 makes the device ids UUID::N")
 	f.StringVar(&resource, "resource", "nvidia.com/gpu", "name of the resource that pods ask for")
 	f.StringVar(&library, "library", imageLibrary, "the compiled libnvidia-ml.so.1 to put into the folder")
@@ -120,15 +127,35 @@ func daemonCommand(dir *string) *cobra.Command {
 	return c
 }
 
-// deviceIDs are the ids that the kubelet hands out.
-func deviceIDs(node string, gpus, replicas int) (ids []string) {
-	for i := range gpus {
+func profileNames() string {
+	var names []string
+	for _, p := range state.Profiles {
+		names = append(names, p.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// deviceIDs are the ids that the kubelet hands out: those of the GPUs, or of their instances where MIG is on.
+func deviceIDs(file *state.File, replicas int) (ids []string) {
+	add := func(uuid string) {
 		if replicas == 1 {
-			ids = append(ids, state.UUID(node, i))
-			continue
+			ids = append(ids, uuid)
+			return
 		}
 		for r := range replicas {
-			ids = append(ids, fmt.Sprintf("%s::%d", state.UUID(node, i), r))
+			ids = append(ids, fmt.Sprintf("%s::%d", uuid, r))
+		}
+	}
+	for i := range file.Count() {
+		g := file.GPU(i)
+		if g.MIG == 0 {
+			add(g.UUID())
+			continue
+		}
+		for k := range g.Instances {
+			if uuid := g.Instances[k].UUID(); uuid != "" {
+				add(uuid)
+			}
 		}
 	}
 	return ids
@@ -329,6 +356,73 @@ func show(w io.Writer, all []shown, output string) error {
 		return table.Flush()
 	}
 	return fmt.Errorf("-o %q: there is only json", output)
+}
+
+func xidCommand(open opener) *cobra.Command {
+	var gpu string
+	c := &cobra.Command{Use: "xid NUMBER", Short: "Let GPUs report an XID error", Example: "  fakegpu xid 79 --gpu 0", Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
+		xid, err := strconv.ParseUint(args[0], 10, 32)
+		if err != nil {
+			return fmt.Errorf("XID %q: must be a number, like 79", args[0])
+		}
+		return open(func(file *state.File) error {
+			which, err := chosen(file, gpu)
+			for _, i := range which {
+				err = errors.Join(err, file.XID(i, xid))
+			}
+			return err
+		})
+	}}
+	c.Flags().StringVar(&gpu, "gpu", "", "index or UUID (default: every GPU)")
+	return c
+}
+
+func migCommand(open opener) *cobra.Command {
+	var gpu string
+	c := &cobra.Command{Use: "mig [PROFILE ...]", Short: "Divide GPUs into MIG instances; without a profile MIG is off",
+		Example: "  fakegpu mig --gpu 0 3g.40gb 2g.20gb 1g.10gb\n  fakegpu mig --gpu 0", RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 7 {
+				return fmt.Errorf("%d instances: a GPU has at most 7", len(args))
+			}
+			return open(func(file *state.File) error {
+				which, err := chosen(file, gpu)
+				for _, i := range which {
+					err = errors.Join(err, file.Update(i, func(g *state.GPU) { g.SetInstances(args...) }))
+				}
+				return err
+			})
+		}}
+	c.Flags().StringVar(&gpu, "gpu", "", "index or UUID (default: every GPU)")
+	return c
+}
+
+func fieldCommand(open opener) *cobra.Command {
+	var (
+		gpu  string
+		code int32
+	)
+	c := &cobra.Command{Use: "field ID VALUE", Short: "Set one value of nvmlDeviceGetFieldValues, or its own return code",
+		Example: "  fakegpu field 4 1 --gpu 0            one double-bit ECC error\n  fakegpu field 230 0 --code 3        no recovery action on this driver",
+		Args:    cobra.ExactArgs(2), RunE: func(_ *cobra.Command, args []string) error {
+			id, err := strconv.ParseUint(args[0], 10, 32)
+			if err != nil || id == 0 {
+				return fmt.Errorf("field %q: must be a number of nvml.h, like 230", args[0])
+			}
+			value, err := strconv.ParseUint(args[1], 10, 64)
+			if err != nil {
+				return fmt.Errorf("value %q: must be a whole number", args[1])
+			}
+			return open(func(file *state.File) error {
+				which, err := chosen(file, gpu)
+				for _, i := range which {
+					err = errors.Join(err, file.Update(i, func(g *state.GPU) { g.SetField(uint32(id), state.UnsignedLong64, value, code) }))
+				}
+				return err
+			})
+		}}
+	c.Flags().StringVar(&gpu, "gpu", "", "index or UUID (default: every GPU)")
+	c.Flags().Int32Var(&code, "code", 0, "nvmlReturn_t of this value; 0 = it is good")
+	return c
 }
 
 func driverCommand(open opener) *cobra.Command {

@@ -26,7 +26,7 @@ func fakegpu(t *testing.T, args ...string) (string, error) {
 
 func TestPinAndLetGo(t *testing.T) {
 	dir := t.TempDir()
-	f, err := state.Create(filepath.Join(dir, "state"), "node-1", 2)
+	f, err := state.Create(filepath.Join(dir, "state"), "node-1", 2, state.Profiles[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,16 +87,28 @@ func TestSharesAddUpAndGrowOld(t *testing.T) {
 }
 
 func TestDeviceIDs(t *testing.T) {
-	if got := deviceIDs("n", 2, 1); len(got) != 2 || got[0] != state.UUID("n", 0) {
+	f, err := state.Create(filepath.Join(t.TempDir(), "state"), "n", 2, state.Profiles[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got := deviceIDs(f, 1); len(got) != 2 || got[0] != state.UUID("n", 0) {
 		t.Errorf("unshared: %v", got)
 	}
-	if got := deviceIDs("n", 2, 3); len(got) != 6 || got[4] != state.UUID("n", 1)+"::1" {
+	if got := deviceIDs(f, 3); len(got) != 6 || got[4] != state.UUID("n", 1)+"::1" {
 		t.Errorf("shared: %v", got)
+	}
+	if err := f.Update(1, func(g *state.GPU) { g.SetInstances("3g.40gb", "1g.10gb") }); err != nil {
+		t.Fatal(err)
+	}
+	g := f.GPU(1)
+	if got := deviceIDs(f, 1); len(got) != 3 || got[2] != g.Instances[1].UUID() {
+		t.Errorf("with MIG on the second GPU: %v; want the first GPU and two instances", got)
 	}
 }
 
 func TestFollowEnds(t *testing.T) {
-	f, err := state.Create(filepath.Join(t.TempDir(), "state"), "n", 1)
+	f, err := state.Create(filepath.Join(t.TempDir(), "state"), "n", 1, state.Profiles[0])
 	if err != nil {
 		t.Fatal(err)
 	}

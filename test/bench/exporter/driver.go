@@ -24,7 +24,7 @@ func makeDriver(ctx context.Context, root, dir string, n int) (*driver, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build the simulated library: %w\n%s", err, out)
 	}
-	file, err := state.Create(filepath.Join(dir, "state"), "bench", n)
+	file, err := state.Create(filepath.Join(dir, "state"), "bench", n, state.Profiles[0])
 	if err != nil {
 		return nil, err
 	}

@@ -20,13 +20,17 @@ import (
 
 // Bounds of the layout.
 const (
-	magic   = 0x55504746
-	Version = 1
-	MaxGPUs = 64
-	Samples = 128
-	logSize = 1024
-	slots   = 32
-	AnyGPU  = -1 // a fault or count that is of no GPU in particular
+	magic        = 0x55504746
+	Version      = 2
+	MaxGPUs      = 64
+	Samples      = 128
+	MaxFields    = 48
+	MaxInstances = 8
+	MaxProcesses = 32
+	maxEvents    = 64
+	logSize      = 1024
+	slots        = 64
+	AnyGPU       = -1 // a fault or count that is of no GPU in particular
 )
 
 // Functions are the simulated functions in the order of the layout.
@@ -34,13 +38,78 @@ var Functions = strings.Fields(`nvmlInit_v2 nvmlShutdown nvmlSystemGetDriverVers
 	nvmlDeviceGetCount_v2 nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetUUID nvmlDeviceGetName
 	nvmlDeviceGetIndex nvmlDeviceGetMinorNumber nvmlDeviceGetPciInfo_v3 nvmlDeviceGetUtilizationRates
 	nvmlDeviceGetSamples nvmlDeviceGetMemoryInfo nvmlDeviceGetMemoryInfo_v2 nvmlDeviceGetPowerUsage
-	nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetTemperature nvmlDeviceGetClockInfo nvmlDeviceGetMigMode`)
+	nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetTemperature nvmlDeviceGetClockInfo nvmlDeviceGetMigMode
+	nvmlDeviceGetFieldValues nvmlDeviceGetEnforcedPowerLimit
+	nvmlGpmQueryDeviceSupport nvmlGpmSampleAlloc nvmlGpmSampleFree nvmlGpmSampleGet nvmlGpmMigSampleGet nvmlGpmMetricsGet
+	nvmlEventSetCreate nvmlEventSetFree nvmlEventSetWait_v2 nvmlDeviceRegisterEvents nvmlDeviceGetSupportedEventTypes
+	nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceGetGpuInstanceId nvmlDeviceGetComputeInstanceId
+	nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetMPSComputeRunningProcesses_v3 nvmlDeviceGetProcessUtilization`)
 
 // Sample is one reading of the driver's ring.
 type Sample struct {
 	TimestampMicros uint64 // since the epoch
 	Utilization     uint32 // percent
 	_               uint32
+}
+
+// Types of a field's value (nvmlValueType_t).
+const (
+	Double         = 0
+	UnsignedInt    = 1
+	UnsignedLong64 = 3
+)
+
+// WholeGPU is the GPU instance of what is of no instance.
+const WholeGPU = 0xFFFFFFFF
+
+// Field is one value of nvmlDeviceGetFieldValues; ID 0 = none.
+type Field struct {
+	ID    uint32
+	Code  int32 // nvmlReturn_t of this value alone
+	Type  uint32
+	_     uint32
+	Value uint64 // its bits
+}
+
+// Activity is the performance counters: microseconds for which a part was active, weighed by its share. They only grow.
+type Activity struct{ Graphics, SM, Tensor, Memory uint64 }
+
+// Advance adds time in which the GPU was busy to a share (0..1), the way that a training step uses its parts.
+func (a *Activity) Advance(elapsed time.Duration, share float64) {
+	us := share * float64(elapsed.Microseconds())
+	a.Graphics += uint64(us)
+	a.SM += uint64(0.8 * us)
+	a.Tensor += uint64(0.4 * us)
+	a.Memory += uint64(0.5 * us)
+}
+
+// Instance is a MIG instance: a GPU instance with one compute instance.
+type Instance struct {
+	uuid                         [96]byte
+	profile                      [32]byte
+	GPUInstance, ComputeInstance uint32
+	MemoryTotal, MemoryReserved  uint64 // bytes
+	MemoryUsed                   uint64 // bytes, without reserved
+	Activity                     Activity
+}
+
+// UUID and Profile are the instance's texts; UUID "" = the slot is empty.
+func (i *Instance) UUID() string    { return text(i.uuid[:]) }
+func (i *Instance) Profile() string { return text(i.profile[:]) }
+
+// Process is a process on a GPU; PID 0 = none.
+type Process struct {
+	PID             uint32
+	MPS             uint32 // 1 = a client of MPS
+	Memory          uint64 // bytes
+	TimestampMicros uint64 // of SM
+	SM              uint32 // percent
+	GPUInstance     uint32 // or WholeGPU
+}
+
+type event struct {
+	kind, data       uint64
+	gpu, gpuInstance uint32
 }
 
 // Bits of GPU.Pinned: values that the daemon leaves as they are.
@@ -69,7 +138,49 @@ type GPU struct {
 	ClockMegahertz    [4]uint32 // graphics, SM, memory, video
 	SampleCount       uint32    // ever written
 	Pinned            uint32
+	PowerLimit        uint32 // milliwatts
+	GPM               uint32 // 1 = has performance counters
+	MIG               uint32 // 1 = MIG is on
+	_                 uint32
+	Activity          Activity
 	samples           [Samples]Sample
+	Fields            [MaxFields]Field
+	Instances         [MaxInstances]Instance
+	Processes         [MaxProcesses]Process
+}
+
+// SetField sets what nvmlDeviceGetFieldValues gives for an id, and the return of that value alone. It panics when there is no room.
+func (g *GPU) SetField(id, kind uint32, value uint64, code int32) {
+	for i := range g.Fields {
+		if f := &g.Fields[i]; f.ID == id || f.ID == 0 {
+			*f = Field{ID: id, Code: code, Type: kind, Value: value}
+			return
+		}
+	}
+	panic("no room for another field")
+}
+
+// AddField adds to a field's value.
+func (g *GPU) AddField(id uint32, value uint64) {
+	for i := range g.Fields {
+		if g.Fields[i].ID == id {
+			g.Fields[i].Value += value
+		}
+	}
+}
+
+// SetInstances switches MIG on with one instance for each profile, or off without any.
+func (g *GPU) SetInstances(profiles ...string) {
+	g.Instances, g.MIG = [MaxInstances]Instance{}, 0
+	for i, profile := range profiles {
+		in := &g.Instances[i]
+		h := sha1.Sum(fmt.Appendf(nil, "%s %d %s", g.UUID(), i, profile))
+		copy(in.uuid[:], fmt.Sprintf("MIG-%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
+		copy(in.profile[:], profile)
+		in.GPUInstance = uint32(7 + i)
+		in.MemoryTotal, in.MemoryReserved = g.MemoryTotal/uint64(len(profiles)), 16<<20
+		g.MIG = 1
+	}
 }
 
 // UUID, Name and BusID are the GPU's texts.
@@ -107,6 +218,8 @@ type layout struct {
 	counts         [slots][MaxGPUs + 1]uint64
 	calls          uint64
 	log            [logSize]call
+	eventCount     uint64
+	events         [maxEvents]event
 }
 
 // File is an open state file. Its methods are safe for use by several processes at once, and not by several goroutines of one.
@@ -116,14 +229,14 @@ type File struct {
 	at   *layout
 }
 
-// Create makes a state file with so many GPUs whose names follow from the node's. An existing one with the same GPUs is kept, with
-// its counters and what was pinned; any other is replaced.
-func Create(path, node string, gpus int) (*File, error) {
+// Create makes a state file with so many GPUs of a profile, whose names follow from the node's. An existing one with the same GPUs is
+// kept, with its counters and what was pinned; any other is replaced.
+func Create(path, node string, gpus int, profile Profile) (*File, error) {
 	if gpus < 0 || gpus > MaxGPUs {
 		return nil, fmt.Errorf("%d GPUs: must be 0 to %d", gpus, MaxGPUs)
 	}
 	if f, err := Open(path); err == nil {
-		if f.Count() == gpus && (gpus == 0 || f.at.gpus[0].UUID() == UUID(node, 0)) {
+		if f.Count() == gpus && (gpus == 0 || f.at.gpus[0].UUID() == UUID(node, 0) && f.at.gpus[0].Name() == profile.Model) {
 			return f, nil
 		}
 		// Who has the old file mapped would never see the new one: tell it that its driver is gone.
@@ -141,11 +254,8 @@ func Create(path, node string, gpus int) (*File, error) {
 		g := &fresh.gpus[i]
 		g.Minor = uint32(i)
 		copy(g.uuid[:], UUID(node, i))
-		copy(g.name[:], "NVIDIA H100 80GB HBM3")
 		copy(g.busID[:], fmt.Sprintf("00000000:%02X:00.0", i+1))
-		g.MemoryTotal, g.MemoryReserved = 80<<30, 600<<20
-		g.PowerMilliwatts, g.Temperature = 70_000, 32
-		g.ClockMegahertz = [4]uint32{345, 345, 2619, 765}
+		profile.shape(g)
 	}
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, unsafe.Slice((*byte)(unsafe.Pointer(&fresh)), unsafe.Sizeof(fresh)), 0o666); err != nil {
@@ -238,6 +348,20 @@ func (f *File) Upgrade(version string) error {
 	copy(f.at.driver[:], version)
 	atomic.AddUint32(&f.at.generation, 1)
 	return nil
+}
+
+// XID makes a GPU report an XID error.
+func (f *File) XID(gpu int, xid uint64) error {
+	return f.emit(event{kind: 0x8, data: xid, gpu: uint32(gpu), gpuInstance: WholeGPU})
+}
+
+func (f *File) emit(e event) error {
+	if err := unix.Flock(int(f.file.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock the state file: %w", err)
+	}
+	f.at.events[f.at.eventCount%maxEvents] = e
+	atomic.AddUint64(&f.at.eventCount, 1)
+	return unix.Flock(int(f.file.Fd()), unix.LOCK_UN)
 }
 
 // Function is the place of a function in the layout.

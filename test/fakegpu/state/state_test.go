@@ -19,6 +19,8 @@ func TestLayoutIsThatOfTheHeader(t *testing.T) {
 	}
 	var s layout
 	var g GPU
+	var in Instance
+	var pr Process
 	fields := []struct {
 		c    string
 		ours uintptr
@@ -38,7 +40,27 @@ func TestLayoutIsThatOfTheHeader(t *testing.T) {
 		{"offsetof(struct fakegpu_gpu, energy_mj)", unsafe.Offsetof(g.EnergyMillijoules)},
 		{"offsetof(struct fakegpu_gpu, clock_mhz)", unsafe.Offsetof(g.ClockMegahertz)},
 		{"offsetof(struct fakegpu_gpu, pinned)", unsafe.Offsetof(g.Pinned)},
+		{"offsetof(struct fakegpu_gpu, power_limit_mw)", unsafe.Offsetof(g.PowerLimit)},
+		{"offsetof(struct fakegpu_gpu, mig)", unsafe.Offsetof(g.MIG)},
+		{"offsetof(struct fakegpu_gpu, activity)", unsafe.Offsetof(g.Activity)},
 		{"offsetof(struct fakegpu_gpu, samples)", unsafe.Offsetof(g.samples)},
+		{"offsetof(struct fakegpu_gpu, fields)", unsafe.Offsetof(g.Fields)},
+		{"offsetof(struct fakegpu_gpu, instances)", unsafe.Offsetof(g.Instances)},
+		{"offsetof(struct fakegpu_gpu, processes)", unsafe.Offsetof(g.Processes)},
+		{"sizeof(struct fakegpu_field)", unsafe.Sizeof(Field{})},
+		{"offsetof(struct fakegpu_field, value)", unsafe.Offsetof(Field{}.Value)},
+		{"sizeof(struct fakegpu_instance)", unsafe.Sizeof(in)},
+		{"offsetof(struct fakegpu_instance, gpu_instance)", unsafe.Offsetof(in.GPUInstance)},
+		{"offsetof(struct fakegpu_instance, memory_used)", unsafe.Offsetof(in.MemoryUsed)},
+		{"offsetof(struct fakegpu_instance, activity)", unsafe.Offsetof(in.Activity)},
+		{"sizeof(struct fakegpu_process)", unsafe.Sizeof(pr)},
+		{"offsetof(struct fakegpu_process, timestamp_us)", unsafe.Offsetof(pr.TimestampMicros)},
+		{"offsetof(struct fakegpu_process, gpu_instance)", unsafe.Offsetof(pr.GPUInstance)},
+		{"offsetof(struct fakegpu_state, event_count)", unsafe.Offsetof(s.eventCount)},
+		{"offsetof(struct fakegpu_state, events)", unsafe.Offsetof(s.events)},
+		{"sizeof(struct fakegpu_event)", unsafe.Sizeof(event{})},
+		{"offsetof(struct fakegpu_event, gpu)", unsafe.Offsetof(event{}.gpu)},
+		{"FAKEGPU_FIELDS", MaxFields}, {"FAKEGPU_INSTANCES", MaxInstances}, {"FAKEGPU_PROCESSES", MaxProcesses}, {"FAKEGPU_EVENTS", maxEvents},
 		{"FAKEGPU_VERSION", Version}, {"FAKEGPU_GPUS", MaxGPUs}, {"FAKEGPU_SAMPLES", Samples}, {"FAKEGPU_LOG", logSize}, {"FAKEGPU_SLOTS", slots},
 	}
 	var program, want strings.Builder
@@ -68,7 +90,7 @@ func TestLayoutIsThatOfTheHeader(t *testing.T) {
 
 func create(t *testing.T, gpus int) *File {
 	t.Helper()
-	f, err := Create(filepath.Join(t.TempDir(), "state"), "node-1", gpus)
+	f, err := Create(filepath.Join(t.TempDir(), "state"), "node-1", gpus, Profiles[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +100,7 @@ func create(t *testing.T, gpus int) *File {
 
 func TestCreateKeepsTheSameGPUs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
-	f, err := Create(path, "node-1", 2)
+	f, err := Create(path, "node-1", 2, Profiles[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +113,7 @@ func TestCreateKeepsTheSameGPUs(t *testing.T) {
 		gpus int
 		want uint32
 	}{{"node-1", 2, 42}, {"node-1", 3, 0}, {"node-2", 3, 0}} {
-		f, err := Create(path, c.node, c.gpus)
+		f, err := Create(path, c.node, c.gpus, Profiles[0])
 		if err != nil {
 			t.Fatal(err)
 		}
