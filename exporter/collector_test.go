@@ -34,22 +34,34 @@ func uuid(i int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d"
 func node() *Snapshot {
 	full := func(i int, busy, observed, ratio float64) gpu.Device {
 		return gpu.Device{UUID: uuid(i), Index: i, Minor: i, Model: "NVIDIA H200", PCIBusID: fmt.Sprintf("00000000:%02X:00.0", 0x18+i), Up: true,
-			UtilizationSource: "samples", Busy: busy, Observed: observed, Utilization: &ratio,
-			MemoryUsed: at(uint64(70) << 30), MemoryReserved: at(uint64(600) << 20), MemoryTotal: at(uint64(141) << 30),
-			PowerWatts: at(612.5), EnergyJoules: at(1.25e6), TemperatureCelsius: at(61.0), ClockHertz: map[string]float64{"sm": 1.98e9, "memory": 3.201e9}}
+			Load: gpu.Load{UtilizationSource: "samples", Busy: busy, Observed: observed, Utilization: &ratio,
+				Activity: &gpu.Activity{Observed: observed, SM: at(busy / 2), Tensor: at(busy / 4), DRAM: at(busy / 8)}},
+			Memory: gpu.Memory{MemoryUsed: at(uint64(70) << 30), MemoryReserved: at(uint64(600) << 20), MemoryTotal: at(uint64(141) << 30)},
+			Gauges: gpu.Gauges{PowerWatts: at(612.5), PowerInstantWatts: at(630.0), PowerLimitWatts: at(700.0), EnergyJoules: at(1.25e6), TemperatureCelsius: at(61.0),
+				MemoryTemperatureCelsius: at(70.0), ClockHertz: map[string]float64{"sm": 1.98e9, "memory": 3.201e9}},
+			Counters: gpu.Counters{ThrottledSeconds: map[string]float64{"power_cap": 2.5, "thermal_hardware": 0}, PCIeBytes: map[string]float64{"transmit": 1e12, "receive": 2e12},
+				NVLinkBytes: map[string]float64{"transmit": 3e12, "receive": 4e12}},
+			Health: gpu.Health{ECCErrors: map[string]float64{"corrected": 1, "uncorrected": 0}, RemappedRows: map[string]float64{"corrected": 0, "uncorrected": 1},
+				RowRemapPending: at(true), RowRemapFailed: at(false), RecoveryAction: at(1)}}
 	}
-	lost := full(2, 100, 200, 0)
-	lost.Up, lost.Reason, lost.Utilization, lost.MemoryUsed, lost.PowerWatts, lost.TemperatureCelsius, lost.ClockHertz = false, "GPU_IS_LOST", nil, nil, nil, nil, nil
+	lost := gpu.Device{UUID: uuid(2), Index: 2, Minor: 2, Model: "NVIDIA H200", PCIBusID: "00000000:1A:00.0", Reason: "GPU_IS_LOST",
+		Load: gpu.Load{UtilizationSource: "samples", Busy: 100, Observed: 200}, XIDErrors: map[uint64]uint64{79: 1}}
+	divided := gpu.Device{UUID: uuid(4), Index: 4, Minor: 4, Model: "NVIDIA H200", PCIBusID: "00000000:1C:00.0", Up: true, MIG: true,
+		Load: gpu.Load{UtilizationSource: "gpm", Busy: 30, Observed: 60, Utilization: at(0.5)},
+		Instances: []gpu.Instance{{UUID: "MIG-00000000-0000-4000-8000-000000000000", Profile: "3g.71gb", GPUInstance: 1,
+			Load:   gpu.Load{UtilizationSource: "gpm", Busy: 60, Observed: 60, Utilization: at(1.0), Activity: &gpu.Activity{Observed: 60, SM: at(45.0)}},
+			Memory: gpu.Memory{MemoryUsed: at(uint64(10) << 30), MemoryTotal: at(uint64(71) << 30)}}}}
 	allocation := func(id, uuid, pod, uid string, shared bool) podmap.Allocation {
 		return podmap.Allocation{DeviceID: id, UUID: uuid, Namespace: "train", Pod: pod, PodUID: uid, Container: "worker", Resource: "nvidia.com/gpu", Shared: shared}
 	}
 	s := &Snapshot{
 		GPUs: gpu.Reading{At: noon, DriverVersion: "590.48.01",
 			Devices: []gpu.Device{full(0, 950, 1000, 0.95), full(1, 500.5, 1000, 0.5), lost,
-				{UUID: uuid(3), Index: 3, Minor: 3, Model: `NVIDIA "odd\ name`, PCIBusID: "00000000:1B:00.0", Up: true}},
+				{UUID: uuid(3), Index: 3, Minor: 3, Model: `NVIDIA "odd\ name`, PCIBusID: "00000000:1B:00.0", Up: true}, divided},
+			Costs:  []gpu.CallCost{{Call: "nvmlDeviceGetSamples", Count: 1000, Seconds: 0.25}},
 			Errors: []gpu.CallErrors{{UUID: uuid(2), Call: "nvmlDeviceGetUtilizationRates", Code: "GPU_IS_LOST", Count: 3}, {Call: "nvmlInit_v2", Code: "DRIVER_NOT_LOADED", Count: 2}}},
 		Usage: []PodUsage{
-			{Namespace: "train", Pod: "mnist-training-worker-0", PodUID: "6f1c0000-0000-4000-8000-000000000000", GPUs: 2, Busy: at(1450.5), Observed: at(2000.0), MemoryUsed: at(uint64(140) << 30)},
+			{Namespace: "train", Pod: "mnist-training-worker-0", PodUID: "6f1c0000-0000-4000-8000-000000000000", GPUs: 2, Busy: at(1450.5), Observed: at(2000.0), SMActive: at(725.25), ActivityObserved: at(2000.0), MemoryUsed: at(uint64(140) << 30)},
 			{Namespace: "train", Pod: "shared-0", PodUID: "6f1c0000-0000-4000-8000-000000000001", GPUs: 1, Shared: true, Busy: at(10.0), Observed: at(20.0)},
 			{Namespace: "train", Pod: "shared-1", PodUID: "6f1c0000-0000-4000-8000-000000000002", GPUs: 1, Shared: true, Busy: at(0.0), Observed: at(0.0)},
 			{Namespace: "train", Pod: "silent-0", PodUID: "6f1c0000-0000-4000-8000-000000000003", GPUs: 1},
@@ -170,8 +182,8 @@ func FuzzPage(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, page)
 		}
-		if n := len(families[metricname.GPUInfo].GetMetric()); n != 4 {
-			t.Fatalf("%d GPUs on the page, want 4", n)
+		if n := len(families[metricname.GPUInfo].GetMetric()); n != 5 {
+			t.Fatalf("%d GPUs on the page, want 5", n)
 		}
 	})
 }

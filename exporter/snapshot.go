@@ -27,9 +27,11 @@ type Snapshot struct {
 // PodUsage is what a pod's GPUs did while the pod held them.
 type PodUsage struct {
 	Namespace, Pod, PodUID string
-	GPUs                   int      // distinct GPUs that the pod holds and the driver knows
+	GPUs                   int      // distinct GPUs, or MIG instances, that the pod holds and the driver knows
 	Shared                 bool     // at least one of them was ever handed to more than this pod: its busy share is the device's
 	Busy, Observed         *float64 // GPU-seconds since the pod was first seen, monotone; nil = no GPU of the pod has a utilization
+	SMActive               *float64 // of those of its GPUs that have performance counters: GPU-seconds, weighed by the share; nil = none has
+	ActivityObserved       *float64 // GPU-seconds for which these were read
 	MemoryUsed             *uint64  // bytes, of all the pod's GPUs; nil = not known of at least one
 }
 
@@ -207,12 +209,9 @@ func (s *Snapshot) unknownDevices() (ids []string) {
 	if s.GPUs.Err != nil || s.Stages[stageGPU].Ended.IsZero() {
 		return nil
 	}
-	known := map[string]bool{}
-	for _, d := range s.GPUs.Devices {
-		known[d.UUID] = true
-	}
+	known := holdables(s.GPUs)
 	for _, a := range s.Mapping.Allocations {
-		if !known[a.UUID] && (len(ids) == 0 || ids[len(ids)-1] != a.DeviceID) {
+		if _, ok := known[a.UUID]; !ok && (len(ids) == 0 || ids[len(ids)-1] != a.DeviceID) {
 			ids = append(ids, a.DeviceID)
 		}
 	}

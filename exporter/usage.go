@@ -14,7 +14,43 @@ type usage struct {
 	pods    map[string]podCount // by UID, of pods that hold a device now
 }
 
-type counters struct{ busy, observed float64 } // GPU-seconds
+// counters are GPU-seconds.
+type counters struct{ busy, observed, sm, activity float64 }
+
+func countersOf(l *gpu.Load) counters {
+	c := counters{busy: l.Busy, observed: l.Observed}
+	if l.Activity != nil && l.Activity.SM != nil {
+		c.sm, c.activity = *l.Activity.SM, l.Activity.Observed
+	}
+	return c
+}
+
+// add adds what happened between two readings of a device.
+func (c *counters) add(was, is counters) {
+	c.busy += max(0, is.busy-was.busy)
+	c.observed += max(0, is.observed-was.observed)
+	c.sm += max(0, is.sm-was.sm)
+	c.activity += max(0, is.activity-was.activity)
+}
+
+// holdable is what a pod can hold: a GPU, or an instance of one.
+type holdable struct {
+	load   *gpu.Load
+	memory *gpu.Memory
+}
+
+func holdables(r gpu.Reading) map[string]holdable {
+	all := make(map[string]holdable, len(r.Devices))
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		all[d.UUID] = holdable{&d.Load, &d.Memory}
+		for k := range d.Instances {
+			in := &d.Instances[k]
+			all[in.UUID] = holdable{&in.Load, &in.Memory}
+		}
+	}
+	return all
+}
 
 type podCount struct {
 	counters
@@ -27,11 +63,9 @@ type podCount struct {
 // A pod starts at 0 when it is first seen, and is forgotten once it holds nothing. Pure.
 func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (usage, []PodUsage) {
 	next := usage{devices: make(map[string]counters, len(reading.Devices)), pods: map[string]podCount{}}
-	byUUID := make(map[string]*gpu.Device, len(reading.Devices))
-	for i := range reading.Devices {
-		d := &reading.Devices[i]
-		byUUID[d.UUID] = d
-		next.devices[d.UUID] = counters{d.Busy, d.Observed}
+	byUUID := holdables(reading)
+	for uuid, h := range byUUID {
+		next.devices[uuid] = countersOf(h.load)
 	}
 
 	type holder struct {
@@ -41,7 +75,7 @@ func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (us
 	holders := map[string]*holder{}
 	var order []string
 	for _, a := range allocations {
-		if byUUID[a.UUID] == nil {
+		if _, known := byUUID[a.UUID]; !known {
 			continue
 		}
 		h := holders[a.PodUID]
@@ -61,19 +95,17 @@ func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (us
 		h.devices = slices.Compact(h.devices) // two replicas of one GPU are one GPU
 		before, now := u.pods[uid], podCount{held: h.devices}
 		now.counters, now.shared = before.counters, before.shared || h.who.Shared
-		measured, memory, memoryKnown := false, uint64(0), true
+		measured, counted, memory, memoryKnown := false, false, uint64(0), true
 		for _, uuid := range h.devices {
 			d := byUUID[uuid]
-			if d.UtilizationSource != "" {
-				measured = true
-				_, had := slices.BinarySearch(before.held, uuid)
-				if was, ok := u.devices[uuid]; had && ok {
-					now.busy += max(0, d.Busy-was.busy)
-					now.observed += max(0, d.Observed-was.observed)
-				}
+			measured = measured || d.load.UtilizationSource != ""
+			counted = counted || d.load.Activity != nil && d.load.Activity.SM != nil
+			_, had := slices.BinarySearch(before.held, uuid)
+			if was, ok := u.devices[uuid]; had && ok {
+				now.add(was, next.devices[uuid])
 			}
-			if d.MemoryUsed != nil {
-				memory += *d.MemoryUsed
+			if d.memory.MemoryUsed != nil {
+				memory += *d.memory.MemoryUsed
 			} else {
 				memoryKnown = false
 			}
@@ -83,6 +115,9 @@ func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (us
 		out.GPUs, out.Shared = len(h.devices), now.shared
 		if measured {
 			out.Busy, out.Observed = &now.busy, &now.observed
+		}
+		if counted {
+			out.SMActive, out.ActivityObserved = &now.sm, &now.activity
 		}
 		if memoryKnown {
 			out.MemoryUsed = &memory

@@ -20,7 +20,7 @@ type moment struct {
 }
 
 func device(uuid string, busy, observed float64) gpu.Device {
-	return gpu.Device{UUID: uuid, Up: true, UtilizationSource: "samples", Busy: busy, Observed: observed, MemoryUsed: at(uint64(10))}
+	return gpu.Device{UUID: uuid, Up: true, Load: gpu.Load{UtilizationSource: "samples", Busy: busy, Observed: observed}, Memory: gpu.Memory{MemoryUsed: at(uint64(10))}}
 }
 
 func held(uid, uuid string) podmap.Allocation {
@@ -41,6 +41,22 @@ func play(moments ...moment) map[string]PodUsage {
 		byUID[p.PodUID] = p
 	}
 	return byUID
+}
+
+// A pod can hold a MIG instance; activity counts for it as busy time does, and is absent where the GPU has no counters.
+func TestUsageOfAnInstance(t *testing.T) {
+	at := func(busy, sm float64) gpu.Reading {
+		return reading(gpu.Device{UUID: "g0", Up: true, MIG: true, Instances: []gpu.Instance{{UUID: "MIG-1",
+			Load: gpu.Load{UtilizationSource: "gpm", Busy: busy, Observed: 2 * busy, Activity: &gpu.Activity{Observed: 2 * busy, SM: &sm}}}}})
+	}
+	one := []podmap.Allocation{held("u1", "MIG-1")}
+	p := play(moment{at(1, 1), one}, moment{at(2, 1.5), one})["u1"]
+	if p.GPUs != 1 || *p.Busy != 1 || *p.Observed != 2 || *p.SMActive != 0.5 || *p.ActivityObserved != 2 {
+		t.Errorf("%+v; want busy 1 of 2, sm 0.5 of 2", p)
+	}
+	if p := play(moment{reading(device("g0", 1, 1)), []podmap.Allocation{held("u1", "g0")}})["u1"]; p.SMActive != nil || p.ActivityObserved != nil {
+		t.Errorf("%+v; want no activity without counters", p)
+	}
 }
 
 func TestUsage(t *testing.T) {

@@ -10,17 +10,35 @@ const Prefix = "capstan_"
 
 // Families about a GPU. Each carries the label [UUID].
 const (
-	GPUInfo               = Prefix + "gpu_info"                     // 1; who this GPU is, in labels
-	GPUUp                 = Prefix + "gpu_up"                       // 1 = it answers, 0 = remembered but lost
-	GPUBusySeconds        = Prefix + "gpu_busy_seconds_total"       // seconds for which a kernel was running
-	GPUObservedSeconds    = Prefix + "gpu_observed_seconds_total"   // seconds for which a valid reading exists
-	GPUUtilizationRatio   = Prefix + "gpu_utilization_ratio"        // 0..1, the newest reading
-	GPUMemoryUsed         = Prefix + "gpu_memory_used_bytes"        // without what the driver reserves
-	GPUMemoryReserved     = Prefix + "gpu_memory_reserved_bytes"    // held by the driver
-	GPUMemoryTotal        = Prefix + "gpu_memory_total_bytes"       //
-	GPUPower              = Prefix + "gpu_power_watts"              //
-	GPUEnergy             = Prefix + "gpu_energy_joules_total"      // since the driver was loaded
-	GPUTemperature        = Prefix + "gpu_temperature_celsius"      //
+	GPUInfo               = Prefix + "gpu_info"                   // 1; who this GPU is, in labels
+	GPUUp                 = Prefix + "gpu_up"                     // 1 = it answers, 0 = remembered but lost
+	GPUBusySeconds        = Prefix + "gpu_busy_seconds_total"     // seconds for which a kernel was running
+	GPUObservedSeconds    = Prefix + "gpu_observed_seconds_total" // seconds for which a valid reading exists
+	GPUUtilizationRatio   = Prefix + "gpu_utilization_ratio"      // 0..1, the newest reading
+	GPUMemoryUsed         = Prefix + "gpu_memory_used_bytes"      // without what the driver reserves
+	GPUMemoryReserved     = Prefix + "gpu_memory_reserved_bytes"  // held by the driver
+	GPUMemoryTotal        = Prefix + "gpu_memory_total_bytes"     //
+	GPUPower              = Prefix + "gpu_power_watts"            //
+	GPUEnergy             = Prefix + "gpu_energy_joules_total"    // since the driver was loaded
+	GPUTemperature        = Prefix + "gpu_temperature_celsius"    //
+	GPUPowerInstant       = Prefix + "gpu_power_instant_watts"    //
+	GPUPowerLimit         = Prefix + "gpu_power_limit_watts"      // that the driver enforces
+	GPUMemoryTemperature  = Prefix + "gpu_memory_temperature_celsius"
+	GPUThrottledSeconds   = Prefix + "gpu_throttled_seconds_total" // by label [Reason]
+	GPUPCIeBytes          = Prefix + "gpu_pcie_bytes_total"        // by label [Direction]
+	GPUNVLinkBytes        = Prefix + "gpu_nvlink_bytes_total"      // by label [Direction], over all links
+	GPUECCErrors          = Prefix + "gpu_ecc_errors_total"        // by label [Type]
+	GPURemappedRows       = Prefix + "gpu_remapped_rows"           // by label [Type]
+	GPURowRemapPending    = Prefix + "gpu_row_remap_pending"       // 1 = a reset of the GPU will remap
+	GPURowRemapFailed     = Prefix + "gpu_row_remap_failed"        // 1 = no spare row is left
+	GPURecoveryAction     = Prefix + "gpu_recovery_action"         // 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
+	GPUXIDErrors          = Prefix + "gpu_xid_errors_total"        // by label [XID]
+	GPUSMActive           = Prefix + "gpu_sm_active_seconds_total" // weighed by the share of the multiprocessors; Hopper and newer
+	GPUTensorActive       = Prefix + "gpu_tensor_active_seconds_total"
+	GPUDRAMActive         = Prefix + "gpu_dram_active_seconds_total" // weighed by the share of the memory's bandwidth
+	GPUActivityObserved   = Prefix + "gpu_activity_observed_seconds_total"
+	CallSeconds           = Prefix + "nvml_call_seconds_total"      // by label [Call]
+	Calls                 = Prefix + "nvml_calls_total"             // by label [Call]
 	GPUClock              = Prefix + "gpu_clock_hertz"              // by label [Clock]
 	GPUCollectErrors      = Prefix + "gpu_collect_errors_total"     // by labels [Call] and [Code]
 	GPUAllocationInfo     = Prefix + "gpu_allocation_info"          // 1; which container holds this GPU
@@ -34,12 +52,29 @@ const (
 	DiscardedUtilizations = Prefix + "gpu_discarded_readings_total" // readings outside their range, dropped
 )
 
+// Families about a MIG instance. Each carries [UUID], [ParentUUID] and [Profile]. They are apart from those of the GPU, so that a sum
+// over GPUs is one.
+const (
+	InstanceInfo             = Prefix + "gpu_instance_info" // 1; with [GPUInstance] and [UtilizationSource]
+	InstanceBusySeconds      = Prefix + "gpu_instance_busy_seconds_total"
+	InstanceObservedSeconds  = Prefix + "gpu_instance_observed_seconds_total"
+	InstanceUtilizationRatio = Prefix + "gpu_instance_utilization_ratio"
+	InstanceMemoryUsed       = Prefix + "gpu_instance_memory_used_bytes"
+	InstanceMemoryTotal      = Prefix + "gpu_instance_memory_total_bytes"
+	InstanceSMActive         = Prefix + "gpu_instance_sm_active_seconds_total"
+	InstanceTensorActive     = Prefix + "gpu_instance_tensor_active_seconds_total"
+	InstanceDRAMActive       = Prefix + "gpu_instance_dram_active_seconds_total"
+	InstanceActivityObserved = Prefix + "gpu_instance_activity_observed_seconds_total"
+)
+
 // Families about a pod that holds GPUs. Each carries [Namespace], [Pod] and [PodUID].
 const (
-	PodGPUs               = Prefix + "pod_gpus"                       // number of distinct GPUs that the pod holds
-	PodGPUBusySeconds     = Prefix + "pod_gpu_busy_seconds_total"     // GPU-seconds, summed over the pod's GPUs; label [Shared]
-	PodGPUObservedSeconds = Prefix + "pod_gpu_observed_seconds_total" // GPU-seconds, summed over the pod's GPUs; label [Shared]
-	PodGPUMemoryUsed      = Prefix + "pod_gpu_memory_used_bytes"      // of the pod's GPUs; label [Shared]
+	PodGPUs               = Prefix + "pod_gpus"                        // number of distinct GPUs that the pod holds
+	PodGPUBusySeconds     = Prefix + "pod_gpu_busy_seconds_total"      // GPU-seconds, summed over the pod's GPUs; label [Shared]
+	PodGPUObservedSeconds = Prefix + "pod_gpu_observed_seconds_total"  // GPU-seconds, summed over the pod's GPUs; label [Shared]
+	PodSMActive           = Prefix + "pod_gpu_sm_active_seconds_total" // GPU-seconds; label [Shared]
+	PodActivityObserved   = Prefix + "pod_gpu_activity_observed_seconds_total"
+	PodGPUMemoryUsed      = Prefix + "pod_gpu_memory_used_bytes" // of the pod's GPUs; label [Shared]
 )
 
 // Training is the prefix of the families read from trainers' stats pages: [Prefix] and the page's own name.
@@ -55,6 +90,12 @@ const (
 	DriverVersion     = "driver_version"
 	UtilizationSource = "utilization_source"
 	Clock             = "clock"
+	ParentUUID        = "parent_uuid"
+	Profile           = "profile"
+	GPUInstance       = "gpu_instance"
+	Direction         = "direction"
+	Type              = "type"
+	XID               = "xid"
 	Call              = "call"
 	Code              = "code"
 	Stage             = "stage"

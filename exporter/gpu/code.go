@@ -9,10 +9,12 @@ type code int
 const (
 	success         code = 0
 	uninitialized   code = 1
+	invalidArgument code = 2
 	notSupported    code = 3
 	noPermission    code = 4
 	notFound        code = 6
 	driverNotLoaded code = 9
+	timeout         code = 10
 	irqIssue        code = 11
 	libraryNotFound code = 12
 	functionMissing code = 13

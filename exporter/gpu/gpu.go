@@ -17,6 +17,8 @@ var (
 	ErrDriverNotLoaded = errors.New("the NVIDIA kernel driver is not loaded")
 	// ErrVersionMismatch: library and kernel driver are of different versions.
 	ErrVersionMismatch = errors.New("libnvidia-ml.so.1 and the kernel driver are of different versions")
+	// ErrReleased: somebody asked to let go of the driver, so that it can be unloaded or a GPU handed to a virtual machine.
+	ErrReleased = errors.New("the driver was let go of on request; `capstan-exporter resume` takes it up again")
 	// ErrRestart: the driver that this process opened is gone. A process cannot swap the library, so it must end, and the kubelet
 	// starts a container with the new one.
 	ErrRestart = errors.New("the NVIDIA driver was replaced or taken away under this process; only a new process can read it")
@@ -35,29 +37,100 @@ type Reading struct {
 	DriverVersion string
 	Devices       []Device     // in order of their index; one that was there and does not answer stays, with Up false
 	Errors        []CallErrors // cumulative since New, ordered
+	Costs         []CallCost   // cumulative since New, ordered
 }
 
-// Device is one GPU at one time. A nil pointer or empty source means "not known" or "not supported", never zero.
+// Device is one GPU at one time. A nil pointer, map or empty source means "not known" or "not supported", never zero.
 type Device struct {
 	UUID, Model, PCIBusID string
 	Index, Minor          int
 	Up                    bool
 	Reason                string // why it is not up: an NVML return, like GPU_IS_LOST
 
+	Load
+	Memory
+	Gauges
+	Counters
+	Health
+	XIDErrors map[uint64]uint64 // how often each XID was reported since this Reader first saw the GPU (nvmlEventSetWait)
+
+	MIG       bool // the GPU is divided: pods hold its Instances
+	Instances []Instance
+}
+
+// Instance is a MIG instance of a GPU. Several compute instances of one GPU instance share its Load: the counters know no more.
+type Instance struct {
+	UUID        string
+	Profile     string // like 1g.10gb
+	GPUInstance int
+
+	Load
+	Memory
+}
+
+// Load is how busy a GPU or an instance was.
+type Load struct {
 	// UtilizationSource is where Busy comes from: "samples" (the driver's ring, nvmlDeviceGetSamples), "rates"
-	// (nvmlDeviceGetUtilizationRates), or "" where the GPU supports neither; then Busy and Observed mean nothing.
+	// (nvmlDeviceGetUtilizationRates), "gpm" (the performance counters' graphics engine, where MIG hides the other two), or "" where
+	// there is none; then Busy and Observed mean nothing.
 	UtilizationSource string
 	Busy, Observed    float64  // seconds since this Reader first saw the GPU; monotone
 	Utilization       *float64 // 0..1, since the reading before
-	Discarded         uint64   // utilization readings above 100 %, dropped
+	Discarded         uint64   // readings outside 0 to 100 %, dropped
 
-	MemoryUsed, MemoryReserved, MemoryTotal      *uint64 // bytes; used is without reserved where the driver tells them apart
-	PowerWatts, EnergyJoules, TemperatureCelsius *float64
-	ClockHertz                                   map[string]float64 // by "graphics", "sm", "memory", "video"
+	Activity *Activity // nil = no performance counters: before Hopper
+}
+
+// Activity is what the performance counters (nvmlGpmMetricsGet, Hopper and newer) say: seconds since this Reader first saw the GPU,
+// each weighed by its share, monotone. Divide a rate by that of Observed.
+type Activity struct {
+	Observed float64
+	SM       *float64 // a warp was assigned to the multiprocessors, mean over all of them
+	Tensor   *float64 // the tensor pipes were active
+	DRAM     *float64 // the memory's bandwidth was used
+}
+
+// Memory is in bytes; used is without reserved where the driver tells them apart (nvmlDeviceGetMemoryInfo_v2).
+type Memory struct {
+	MemoryUsed, MemoryReserved, MemoryTotal *uint64
+}
+
+// Gauges are read every few seconds.
+type Gauges struct {
+	PowerWatts               *float64           // nvmlDeviceGetPowerUsage: mean of the last second on Ampere and newer, else now
+	PowerInstantWatts        *float64           // field 186
+	PowerLimitWatts          *float64           // nvmlDeviceGetEnforcedPowerLimit
+	EnergyJoules             *float64           // since the driver was loaded
+	TemperatureCelsius       *float64           // of the chip
+	MemoryTemperatureCelsius *float64           // field 82
+	ClockHertz               map[string]float64 // by "sm", "memory"
+}
+
+// Counters are what the driver itself counts, since it was loaded.
+type Counters struct {
+	ThrottledSeconds map[string]float64 // by reason: power_cap, sync_boost, thermal_software, thermal_hardware, power_brake
+	PCIeBytes        map[string]float64 // by direction: transmit, receive
+	NVLinkBytes      map[string]float64 // by direction, over all links, without protocol overhead
+}
+
+// Health changes rarely, and is asked rarely.
+type Health struct {
+	ECCErrors       map[string]float64 // by type, corrected and uncorrected, since the driver was loaded
+	RemappedRows    map[string]float64 // by type of the error that caused it, ever
+	RowRemapPending *bool              // a reset of the GPU will remap
+	RowRemapFailed  *bool              // the GPU has no spare row left
+	RecoveryAction  *int               // nvmlDeviceGpuRecoveryAction_t: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
 }
 
 // CallErrors counts how often a call about a GPU (UUID "" = about none) failed with a code.
 type CallErrors struct {
 	UUID, Call, Code string
 	Count            uint64
+}
+
+// CallCost is what a call has cost.
+type CallCost struct {
+	Call    string
+	Count   uint64
+	Seconds float64
 }

@@ -13,6 +13,7 @@ type sample struct {
 const (
 	sampleReach = 10 * time.Second // the ring holds at least that much
 	rateReach   = 3 * time.Second  // a rate is that of the last second, or less
+	countReach  = time.Minute      // performance counters miss nothing between two readings
 )
 
 // meter integrates a GPU's utilization into busy and observed time. The zero value has seen nothing.
@@ -67,10 +68,97 @@ func (m *meter) rate(now time.Time, percent uint32) (share float64, ok bool) {
 	return share, true
 }
 
+// counted accounts for the time since the last reading by the performance counters' percentage.
+func (m *meter) counted(now time.Time, percent float64) (share float64, ok bool) {
+	share, ok = clamped(percent)
+	if !ok {
+		m.discarded++
+		return 0, false
+	}
+	m.advance(now, share, countReach)
+	return share, true
+}
+
+// clamped is a percentage as a share. Counters may overshoot by a rounding; more than that, NaN and what is negative are garbage.
+func clamped(percent float64) (share float64, ok bool) {
+	if !(percent >= 0 && percent <= 101) {
+		return 0, false
+	}
+	return min(percent/100, 1), true
+}
+
 func (m *meter) advance(now time.Time, share float64, reach time.Duration) {
 	if elapsed := now.Sub(m.last); !m.last.IsZero() && elapsed > 0 && elapsed <= reach {
 		m.observed += elapsed.Seconds()
 		m.busy += min(share, 1) * elapsed.Seconds()
 	}
 	m.last = now
+}
+
+// activityMeter integrates the performance counters. The zero value has seen nothing. Its invariants are those of meter, for each metric.
+type activityMeter struct {
+	last     time.Time
+	observed float64
+	seconds  map[metric]float64 // of the metrics that this GPU has
+	missed   int                // answers in a row that lacked one of them
+}
+
+// forgetAfter answers without a metric that was there before, it is taken to be gone for good.
+const forgetAfter = 30
+
+// add accounts for the time since the last reading. An answer that lacks a metric which was there before counts for none: all of them
+// share one observed time. It returns false for garbage, which changes nothing.
+func (m *activityMeter) add(now time.Time, s shares) bool {
+	for id := range m.seconds {
+		if _, ok := s[id]; !ok {
+			if m.missed++; m.missed < forgetAfter {
+				return true
+			}
+			delete(m.seconds, id)
+		}
+	}
+	m.missed = 0
+	for _, id := range metrics[1:] { // the first is no activity but the utilization itself
+		if percent, ok := s[id]; ok {
+			if _, ok := clamped(percent); !ok {
+				return false
+			}
+		}
+	}
+	elapsed := now.Sub(m.last)
+	counts := !m.last.IsZero() && elapsed > 0 && elapsed <= countReach
+	m.last = now
+	if m.seconds == nil {
+		m.seconds = map[metric]float64{}
+	}
+	if counts {
+		m.observed += elapsed.Seconds()
+	}
+	for _, id := range metrics[1:] {
+		percent, ok := s[id]
+		if !ok {
+			continue
+		}
+		share, _ := clamped(percent)
+		seconds := 0.0
+		if counts {
+			seconds = share * elapsed.Seconds()
+		}
+		m.seconds[id] += seconds
+	}
+	return true
+}
+
+// published is nil before the first answer.
+func (m *activityMeter) published() *Activity {
+	if m.last.IsZero() {
+		return nil
+	}
+	at := func(id metric) *float64 {
+		if v, ok := m.seconds[id]; ok {
+			return &v
+		}
+		return nil
+	}
+	return &Activity{Observed: m.observed, SM: at(smUtil), Tensor: at(tensorUtil), DRAM: at(dramUtil)}
 }

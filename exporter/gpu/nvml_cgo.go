@@ -5,8 +5,10 @@ package gpu
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
@@ -16,9 +18,12 @@ import (
 // library is NVML by go-nvml, with a guard before every call: go-nvml binds lazily, and calling a function that the driver's library
 // lacks ends the whole process. No nvml.Return is ever printed: that, too, calls into the library.
 type library struct {
-	path string          // as configured; "" = to be found
-	nvml nvml.Interface  // of the newest attempt to open it
-	has  map[string]bool // call → the library exports what is behind it
+	path     string          // as configured; "" = to be found
+	nvml     nvml.Interface  // of the newest attempt to open it
+	has      map[string]bool // call → the library exports what is behind it
+	counters map[string]*counters
+	events   nvml.EventSet
+	watched  map[nvml.Device]string // handle → UUID, as registered
 }
 
 func newDriver(path string) driver { return &library{path: path} }
@@ -41,7 +46,8 @@ func find(configured string) string {
 	return soname
 }
 
-// needed are the symbols behind each call, any of which does: go-nvml takes the newest version that is there.
+// needed are the symbols behind each call, any of which does: go-nvml takes the newest version that is there. Calls that need several
+// functions have a name for each.
 var needed = map[string][]string{
 	"init":        {"nvmlInit_v2", "nvmlInit"},
 	"shutdown":    {"nvmlShutdown"},
@@ -60,6 +66,30 @@ var needed = map[string][]string{
 	"energy":      {"nvmlDeviceGetTotalEnergyConsumption"},
 	"temperature": {"nvmlDeviceGetTemperature"},
 	"clock":       {"nvmlDeviceGetClockInfo"},
+	"powerLimit":  {"nvmlDeviceGetEnforcedPowerLimit"},
+	"fields":      {"nvmlDeviceGetFieldValues"},
+
+	"gpmSupport": {"nvmlGpmQueryDeviceSupport"},
+	"gpmAlloc":   {"nvmlGpmSampleAlloc"},
+	"gpmFree":    {"nvmlGpmSampleFree"},
+	"gpmGet":     {"nvmlGpmSampleGet"},
+	"gpmGetMIG":  {"nvmlGpmMigSampleGet"},
+	"gpmMetrics": {"nvmlGpmMetricsGet"},
+
+	"eventCreate":   {"nvmlEventSetCreate"},
+	"eventFree":     {"nvmlEventSetFree"},
+	"eventWait":     {"nvmlEventSetWait_v2", "nvmlEventSetWait"},
+	"eventRegister": {"nvmlDeviceRegisterEvents"},
+
+	"migMode":     {"nvmlDeviceGetMigMode"},
+	"migCount":    {"nvmlDeviceGetMaxMigDeviceCount"},
+	"migHandle":   {"nvmlDeviceGetMigDeviceHandleByIndex"},
+	"migInstance": {"nvmlDeviceGetGpuInstanceId"},
+}
+
+// lacks says that one of the calls is not to be had.
+func (l *library) lacks(calls ...string) bool {
+	return slices.ContainsFunc(calls, func(c string) bool { return !l.has[c] })
 }
 
 // open looks before it leaps: a failed nvml.Init keeps a reference to the library for ever, and one without nvmlInit ends the process.
@@ -86,6 +116,7 @@ func (l *library) open() error {
 			return fmt.Errorf("%s lacks %s: it is no NVML that this program can use", path, needed[call][0])
 		}
 	}
+	l.counters, l.events, l.watched = map[string]*counters{}, nil, map[nvml.Device]string{}
 	l.has, l.nvml = has, nvml.New(nvml.WithLibraryPath(path))
 	switch c := code(l.nvml.Init()); c {
 	case success:
@@ -101,7 +132,25 @@ func (l *library) open() error {
 	}
 }
 
-func (l *library) close() { _ = l.nvml.Shutdown() } // whatever it says, we are done with it
+// close lets go of everything that was taken from the library, and then of the library. Whatever it answers, we are done with it.
+func (l *library) close() {
+	for key := range l.counters {
+		l.forget(key)
+	}
+	if l.events != nil {
+		_ = l.events.Free()
+	}
+	l.counters, l.events, l.watched = nil, nil, nil
+	_ = l.nvml.Shutdown()
+}
+
+func (l *library) forget(key string) {
+	if c := l.counters[key]; c != nil {
+		_ = c.older.Free()
+		_ = c.newer.Free()
+		delete(l.counters, key)
+	}
+}
 
 func (l *library) version() (string, code) {
 	if !l.has["version"] {
@@ -118,13 +167,13 @@ func (l *library) count() (int, code) {
 
 func (l *library) device(i int) (device, code) {
 	d, r := l.nvml.DeviceGetHandleByIndex(i)
-	return handle{d, l.has}, code(r)
+	return handle{d, l}, code(r)
 }
 
 // handle is one GPU.
 type handle struct {
 	nvml.Device
-	has map[string]bool
+	*library
 }
 
 func (h handle) uuid() (string, code) {
@@ -133,7 +182,7 @@ func (h handle) uuid() (string, code) {
 }
 
 func (h handle) name() (string, code) {
-	if !h.has["name"] {
+	if !h.library.has["name"] {
 		return "", functionMissing
 	}
 	v, r := h.GetName()
@@ -141,7 +190,7 @@ func (h handle) name() (string, code) {
 }
 
 func (h handle) minor() (int, code) {
-	if !h.has["minor"] {
+	if !h.library.has["minor"] {
 		return 0, functionMissing
 	}
 	v, r := h.GetMinorNumber()
@@ -149,7 +198,7 @@ func (h handle) minor() (int, code) {
 }
 
 func (h handle) busID() (string, code) {
-	if !h.has["busID"] {
+	if !h.library.has["busID"] {
 		return "", functionMissing
 	}
 	pci, r := h.GetPciInfo()
@@ -164,7 +213,7 @@ func (h handle) busID() (string, code) {
 }
 
 func (h handle) samples(since uint64) ([]sample, code) {
-	if !h.has["samples"] {
+	if !h.library.has["samples"] {
 		return nil, functionMissing
 	}
 	kind, all, r := h.GetSamples(nvml.GPU_UTILIZATION_SAMPLES, since)
@@ -182,7 +231,7 @@ func (h handle) samples(since uint64) ([]sample, code) {
 }
 
 func (h handle) rates() (uint32, code) {
-	if !h.has["rates"] {
+	if !h.library.has["rates"] {
 		return 0, functionMissing
 	}
 	u, r := h.GetUtilizationRates()
@@ -190,7 +239,7 @@ func (h handle) rates() (uint32, code) {
 }
 
 func (h handle) memory() (used, reserved, total uint64, c code) {
-	if !h.has["memory"] {
+	if !h.library.has["memory"] {
 		return 0, 0, 0, functionMissing
 	}
 	m, r := h.GetMemoryInfo_v2()
@@ -198,7 +247,7 @@ func (h handle) memory() (used, reserved, total uint64, c code) {
 }
 
 func (h handle) memoryOld() (used, total uint64, c code) {
-	if !h.has["memoryOld"] {
+	if !h.library.has["memoryOld"] {
 		return 0, 0, functionMissing
 	}
 	m, r := h.GetMemoryInfo()
@@ -206,7 +255,7 @@ func (h handle) memoryOld() (used, total uint64, c code) {
 }
 
 func (h handle) power() (uint32, code) {
-	if !h.has["power"] {
+	if !h.library.has["power"] {
 		return 0, functionMissing
 	}
 	v, r := h.GetPowerUsage()
@@ -214,7 +263,7 @@ func (h handle) power() (uint32, code) {
 }
 
 func (h handle) energy() (uint64, code) {
-	if !h.has["energy"] {
+	if !h.library.has["energy"] {
 		return 0, functionMissing
 	}
 	v, r := h.GetTotalEnergyConsumption()
@@ -222,7 +271,7 @@ func (h handle) energy() (uint64, code) {
 }
 
 func (h handle) temperature() (uint32, code) {
-	if !h.has["temperature"] {
+	if !h.library.has["temperature"] {
 		return 0, functionMissing
 	}
 	v, r := h.GetTemperature(nvml.TEMPERATURE_GPU)
@@ -230,9 +279,189 @@ func (h handle) temperature() (uint32, code) {
 }
 
 func (h handle) clock(kind int) (uint32, code) {
-	if !h.has["clock"] {
+	if !h.library.has["clock"] {
 		return 0, functionMissing
 	}
 	v, r := h.GetClockInfo(nvml.ClockType(kind))
 	return v, code(r)
+}
+
+func (h handle) powerLimit() (uint32, code) {
+	if h.lacks("powerLimit") {
+		return 0, functionMissing
+	}
+	v, r := h.GetEnforcedPowerLimit()
+	return v, code(r)
+}
+
+func (h handle) fields(ask []field) ([]value, code) {
+	if h.lacks("fields") {
+		return nil, functionMissing
+	}
+	raw := make([]nvml.FieldValue, len(ask)) // fresh ones: a value that failed is left as it was
+	for i, f := range ask {
+		raw[i].FieldId, raw[i].ScopeId = f.id, f.scope
+	}
+	if r := h.GetFieldValues(raw); code(r) != success {
+		return nil, code(r)
+	}
+	values := make([]value, len(raw))
+	for i, v := range raw {
+		values[i] = fieldValue(code(v.NvmlReturn), v.ValueType, v.Value)
+	}
+	return values, success
+}
+
+// fieldValue decodes a value by its type. One of a type that is not known is not supported.
+func fieldValue(c code, kind uint32, raw [8]byte) value {
+	bits := binary.LittleEndian.Uint64(raw[:])
+	switch nvml.ValueType(kind) {
+	case nvml.VALUE_TYPE_DOUBLE:
+		return value{code: c, number: math.Float64frombits(bits)}
+	case nvml.VALUE_TYPE_UNSIGNED_INT:
+		return value{code: c, number: float64(uint32(bits)), narrow: true}
+	case nvml.VALUE_TYPE_SIGNED_INT:
+		return value{code: c, number: float64(int32(bits)), narrow: true}
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG:
+		return value{code: c, number: float64(bits)}
+	case nvml.VALUE_TYPE_SIGNED_LONG_LONG:
+		return value{code: c, number: float64(int64(bits))}
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return value{code: c, number: float64(uint16(bits)), narrow: true}
+	}
+	if c == success {
+		c = notSupported
+	}
+	return value{code: c}
+}
+
+// counters are two samples of a GPU's or an instance's performance counters. The library's memory is behind them: they are reused,
+// belong to the one goroutine that reads (two at once have brought down nodes), and are freed before the library is.
+type counters struct {
+	older, newer nvml.GpmSample
+	taken        int
+}
+
+func (h handle) activity(key string, gpuInstance int) (shares, code) {
+	get := func(into nvml.GpmSample) nvml.Return { return h.GpmSampleGet(into) }
+	needs := "gpmGet"
+	if gpuInstance >= 0 {
+		needs = "gpmGetMIG"
+		get = func(into nvml.GpmSample) nvml.Return { return h.GpmMigSampleGet(gpuInstance, into) }
+	}
+	if h.lacks("gpmSupport", "gpmAlloc", "gpmFree", "gpmMetrics", needs) {
+		return nil, functionMissing
+	}
+	c := h.library.counters[key]
+	if c == nil {
+		support, r := h.GpmQueryDeviceSupport()
+		if code(r) != success {
+			return nil, code(r)
+		}
+		if support.IsSupportedDevice == 0 {
+			return nil, notSupported
+		}
+		older, r := h.library.nvml.GpmSampleAlloc()
+		if code(r) != success {
+			return nil, code(r)
+		}
+		newer, r := h.library.nvml.GpmSampleAlloc()
+		if code(r) != success {
+			_ = older.Free()
+			return nil, code(r)
+		}
+		c = &counters{older: older, newer: newer}
+		h.library.counters[key] = c
+	}
+	if r := get(c.older); code(r) != success {
+		c.taken = 0 // what is in it now is of nobody knows when
+		return nil, code(r)
+	}
+	c.older, c.newer = c.newer, c.older
+	if c.taken++; c.taken < 2 {
+		return nil, noData
+	}
+	ask := nvml.GpmMetricsGetType{NumMetrics: uint32(len(metrics)), Sample1: c.older, Sample2: c.newer}
+	for i, id := range metrics {
+		ask.Metrics[i].MetricId = uint32(id)
+	}
+	if r := h.library.nvml.GpmMetricsGet(&ask); code(r) != success {
+		return nil, code(r)
+	}
+	found := shares{}
+	for i, id := range metrics {
+		if code(ask.Metrics[i].NvmlReturn) == success {
+			found[id] = ask.Metrics[i].Value
+		}
+	}
+	return found, success
+}
+
+func (h handle) instances() ([]instance, code) {
+	if h.lacks("migMode", "migCount", "migHandle", "migInstance", "name") {
+		return nil, functionMissing
+	}
+	mode, _, r := h.GetMigMode()
+	if code(r) != success || mode != nvml.DEVICE_MIG_ENABLE {
+		return nil, code(r)
+	}
+	slots, r := h.GetMaxMigDeviceCount()
+	if code(r) != success {
+		return nil, code(r)
+	}
+	var found []instance
+	for i := range slots {
+		d, r := h.GetMigDeviceHandleByIndex(i)
+		if c := code(r); c == notFound || c == invalidArgument {
+			continue // an empty slot
+		} else if c != success {
+			return nil, c
+		}
+		in := instance{device: handle{d, h.library}}
+		id, r := d.GetUUID()
+		if code(r) != success {
+			continue // it was taken away this moment
+		}
+		gi, r := d.GetGpuInstanceId()
+		if code(r) != success {
+			continue
+		}
+		in.id, in.gpuInstance = strings.Clone(id), gi
+		if name, r := d.GetName(); code(r) == success {
+			_, profile, _ := strings.Cut(name, " MIG ")
+			in.profile = strings.Clone(profile)
+		}
+		found = append(found, in)
+	}
+	return found, success
+}
+
+func (l *library) watch(d device, uuid string) code {
+	if l.lacks("eventCreate", "eventFree", "eventWait", "eventRegister") {
+		return functionMissing
+	}
+	if l.events == nil {
+		set, r := l.nvml.EventSetCreate()
+		if code(r) != success {
+			return code(r)
+		}
+		l.events = set
+	}
+	h := d.(handle)
+	c := code(h.RegisterEvents(nvml.EventTypeXidCriticalError, l.events))
+	if c == success {
+		l.watched[h.Device] = uuid
+	}
+	return c
+}
+
+func (l *library) event() (event, code) {
+	if l.events == nil || len(l.watched) == 0 {
+		return event{}, functionMissing
+	}
+	e, r := l.events.Wait(0)
+	if code(r) != success {
+		return event{}, code(r)
+	}
+	return event{uuid: l.watched[e.Device], xid: e.EventData}, success
 }

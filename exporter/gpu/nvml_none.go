@@ -16,3 +16,6 @@ func (without) close()                    {}
 func (without) version() (string, code)   { return "", functionMissing }
 func (without) count() (int, code)        { return 0, functionMissing }
 func (without) device(int) (device, code) { return nil, functionMissing }
+func (without) watch(device, string) code { return functionMissing }
+func (without) event() (event, code)      { return event{}, functionMissing }
+func (without) forget(string)             {}

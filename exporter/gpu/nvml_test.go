@@ -5,6 +5,7 @@ package gpu
 import (
 	"debug/elf"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,16 +23,35 @@ func TestMain(m *testing.M) {
 		scenarios[name]()
 		return
 	}
-	os.Exit(m.Run())
+	dir, err := os.MkdirTemp("", "libraries")
+	if err != nil {
+		panic(err)
+	}
+	libraries.dir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
 }
 
-// compiled makes the simulated libnvidia-ml.so.1 in a variant.
+var libraries = struct {
+	dir    string // of this run
+	byName map[string]string
+}{byName: map[string]string{}}
+
+// compiled makes the simulated libnvidia-ml.so.1 in a variant, once.
 func compiled(t *testing.T, variant string) string {
 	t.Helper()
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("needs a C compiler: apt-get install gcc make")
 	}
-	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
+	path := filepath.Join(libraries.dir, variant, "libnvidia-ml.so.1")
+	if libraries.byName[variant] != "" {
+		return path
+	}
+	libraries.byName[variant] = path
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if out, err := exec.Command("make", "-s", "-C", "../../test/fakegpu/lib", "VARIANT="+variant, "OUT="+path, path).CombinedOutput(); err != nil {
 		t.Fatalf("compile the library: %v\n%s", err, out)
 	}
@@ -84,10 +104,114 @@ func describe(r Reading) {
 			words = append(words, "energy")
 		}
 		say(words...)
+		if os.Getenv("TEST_VERBOSE") != "" {
+			detail(d)
+		}
 	}
 }
 
+func detail(d Device) {
+	value := func(v *float64) string {
+		if v == nil {
+			return "-"
+		}
+		return fmt.Sprintf("%.1f", *v)
+	}
+	activity := func(l Load) string {
+		if l.Activity == nil {
+			return "no counters"
+		}
+		seconds := func(v *float64) string {
+			if v == nil || l.Activity.Observed == 0 {
+				return "-"
+			}
+			return fmt.Sprintf("%.1f", *v/l.Activity.Observed)
+		}
+		return "sm " + seconds(l.Activity.SM) + " tensor " + seconds(l.Activity.Tensor) + " dram " + seconds(l.Activity.DRAM)
+	}
+	say(" ", activity(d.Load))
+	say("  power", value(d.PowerWatts), "instant", value(d.PowerInstantWatts), "of", value(d.PowerLimitWatts), "memory", value(d.MemoryTemperatureCelsius), "°C")
+	say("  throttled", fmt.Sprint(d.ThrottledSeconds), "pcie", fmt.Sprint(d.PCIeBytes), "nvlink", fmt.Sprint(d.NVLinkBytes))
+	say("  ecc", fmt.Sprint(d.ECCErrors), "remapped", fmt.Sprint(d.RemappedRows), "xid", fmt.Sprint(d.XIDErrors))
+	for _, in := range d.Instances {
+		say("  instance", in.Profile, "by", in.UtilizationSource, value(in.Utilization), activity(in.Load), "memory", fmt.Sprint(*in.MemoryTotal>>30))
+	}
+}
+
+// stateFile is the state that this child's library shows.
+func stateFile() *state.File {
+	f, err := state.Open(os.Getenv("FAKEGPU_STATE"))
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
+
+// mapped says whether this process holds what stands for the driver's device files. The library's own file stays mapped for ever, as
+// glibc does with a library that the program itself has bound symbols of; it keeps no kernel module from being unloaded.
+func mapped() bool {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		panic(err)
+	}
+	return strings.Contains(string(maps), os.Getenv("FAKEGPU_STATE"))
+}
+
 var scenarios = map[string]func(){
+	// Everything that a GPU can show, after three readings in which it was busy, and every second instance of it.
+	"all": func() {
+		f, r := stateFile(), childReader()
+		last := time.Now()
+		for i := range 3 {
+			time.Sleep(150 * time.Millisecond) // the counters have the driver's clock, which is real
+			err := f.Update(0, func(g *state.GPU) {
+				elapsed := time.Since(last)
+				last = last.Add(elapsed)
+				for k := range g.Instances {
+					g.Instances[k].Activity.Advance(elapsed, float64(k%2))
+				}
+				g.Activity.Advance(elapsed, 1)
+				if g.Fields[0].ID == 0 { // this kind of GPU knows no fields
+					return
+				}
+				g.SetField(state.FieldECCUncorrected, state.UnsignedLong64, 2, 0)
+				g.SetField(state.FieldThrottlePower, state.UnsignedLong64, 1_500_000_000, 0)
+				g.SetField(state.FieldPCIeTransmit, state.UnsignedLong64, 1<<40, 0)
+				g.SetField(state.FieldRemapPending, state.UnsignedInt, 0, 999)
+			})
+			if err != nil {
+				panic(err)
+			}
+			reading := r.Read(noon.Add(time.Duration(i) * time.Second))
+			if i == 1 {
+				if err := f.XID(0, 79); err != nil {
+					panic(err)
+				}
+			}
+			if i == 2 {
+				describe(reading)
+				for _, e := range reading.Errors {
+					say("error", e.Call, e.Code)
+				}
+			}
+		}
+		if err := r.Close(); err != nil {
+			panic(err)
+		}
+		counts := f.Counts()
+		say("left", fmt.Sprint(counts["nvmlGpmSampleAlloc"]-counts["nvmlGpmSampleFree"]), "samples", fmt.Sprint(counts["nvmlEventSetCreate"]-counts["nvmlEventSetFree"]), "event sets")
+	},
+	"release": func() {
+		r := childReader()
+		r.Read(noon)
+		say("in use:", fmt.Sprint(mapped()))
+		if err := r.Close(); err != nil {
+			panic(err)
+		}
+		say("released:", fmt.Sprint(!mapped()))
+		describe(r.Read(noon.Add(time.Second)))
+		say("in use:", fmt.Sprint(mapped()))
+	},
 	"read": func() {
 		r := childReader()
 		for i := range 3 {
@@ -190,6 +314,52 @@ func TestLostFromTheSecondReadingOn(t *testing.T) {
 	out := play(t, "read", compiled(t, "full"), path)
 	if !strings.Contains(out, state.UUID("node-1", 0)+" by samples up reserved energy") || !strings.Contains(out, state.UUID("node-1", 1)+" by samples up no GPU_IS_LOST") {
 		t.Errorf("%s", out)
+	}
+}
+
+func shape(t *testing.T, profile string) string {
+	t.Helper()
+	kind, err := state.ProfileNamed(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "state")
+	f, err := state.Create(path, "node-1", 1, kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	return path
+}
+
+// Shares of the performance counters hang on how long the machine let the child sleep: rounded to tenths they do not.
+func TestEverythingThatAGPUCanShow(t *testing.T) {
+	for profile, want := range map[string][]string{
+		"h100": {"by samples up", "sm 0.8 tensor 0.4 dram 0.5", "power 70.0 instant 70.0 of 700.0 memory 36.0 °C", "power_cap:1.5", "transmit:1.099511627776e+12",
+			"ecc map[corrected:0 uncorrected:2]", "xid map[79:1]", "error nvmlDeviceGetFieldValues(144) UNKNOWN", "left 0 samples 0 event sets"},
+		"a100":     {"by samples up", "no counters", "of 400.0"},
+		"t4":       {"no counters", "power 7.0 instant - of 70.0 memory - °C", "throttled map[] pcie map[] nvlink map[]", "ecc map[]"},
+		"h100-mig": {"by gpm up", "instance 1g.10gb by gpm 0.0 sm 0.0", "instance 1g.10gb by gpm 1.0 sm 0.8 tensor 0.4 dram 0.5 memory 11", "left 0 samples"},
+		"a100-mig": {"by  up", "instance 3g.40gb by  - no counters memory 26"},
+	} {
+		t.Run(profile, func(t *testing.T) {
+			out := play(t, "all", compiled(t, "full"), shape(t, profile), "TEST_VERBOSE=1")
+			for _, w := range want {
+				if !strings.Contains(out, w) {
+					t.Errorf("lacks %q:\n%s", w, out)
+				}
+			}
+		})
+	}
+}
+
+// dcgm-exporter#706: an exporter that holds the driver keeps it from being unloaded.
+func TestReleaseLetsGoOfTheDriver(t *testing.T) {
+	_, path := newState(t, 2)
+	out := play(t, "release", compiled(t, "full"), path)
+	want := "in use: true\nreleased: true\n" + state.UUID("node-1", 0) + " by samples up reserved energy\n" + state.UUID("node-1", 1) + " by samples up reserved energy\nin use: true\n"
+	if out != want {
+		t.Errorf("got\n%swant\n%s", out, want)
 	}
 }
 

@@ -4,38 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 )
-
-// driver is NVML as this package needs it, in plain types. A call that the library lacks answers functionMissing.
-type driver interface {
-	// open loads the library and initializes it. On an error nothing of it is in use.
-	open() error
-	close()
-	version() (string, code)   // nvmlSystemGetDriverVersion
-	count() (int, code)        // nvmlDeviceGetCount
-	device(int) (device, code) // nvmlDeviceGetHandleByIndex
-}
-
-// device is one GPU's handle. Units are NVML's own.
-type device interface {
-	uuid() (string, code)
-	name() (string, code)
-	minor() (int, code)
-	busID() (string, code)
-	samples(since uint64) ([]sample, code)          // nvmlDeviceGetSamples, GPU utilization
-	rates() (percent uint32, c code)                // nvmlDeviceGetUtilizationRates
-	memory() (used, reserved, total uint64, c code) // nvmlDeviceGetMemoryInfo_v2
-	memoryOld() (used, total uint64, c code)        // nvmlDeviceGetMemoryInfo: used counts what the driver holds
-	power() (milliwatts uint32, c code)             // nvmlDeviceGetPowerUsage
-	energy() (millijoules uint64, c code)           // nvmlDeviceGetTotalEnergyConsumption
-	temperature() (celsius uint32, c code)          // nvmlDeviceGetTemperature, the GPU's sensor
-	clock(kind int) (megahertz uint32, c code)      // nvmlDeviceGetClockInfo
-}
-
-var clockNames = []string{"graphics", "sm", "memory", "video"} // nvmlClockType_t in order
 
 // How often things are tried again.
 const (
@@ -44,6 +17,9 @@ const (
 	listAgain       = 30 * time.Second // GPUs may be added
 	askAgain        = 5 * time.Minute  // what was not supported: MIG may have been switched off
 	probeAgain      = 5 * time.Second  // a lost GPU
+	gaugesEvery     = 5 * time.Second  // power, temperatures, clocks, and what the driver counts
+	healthEvery     = 30 * time.Second // errors that a person has to look into
+	eventsAtMost    = 64               // in one pass: a GPU that falls off the bus may report for ever
 	blindAtMost     = 30               // passes in which every GPU failed, after which the process is of no use
 )
 
@@ -51,6 +27,7 @@ const (
 type Reader struct {
 	driver driver
 	log    *slog.Logger
+	clock  func() time.Time // what calls cost
 
 	opened     bool      // the library is initialized
 	everOpened bool      // it was so once
@@ -64,16 +41,34 @@ type Reader struct {
 	blind  int // passes in a row in which no GPU answered
 
 	errors map[CallErrors]uint64 // keyed with Count 0
+	costs  map[string]*CallCost
 }
 
 // unit is what is remembered of one GPU.
 type unit struct {
 	Device
-	handle   device
-	meter    meter
-	noneTill map[string]time.Time // call → not supported, asked again then
-	probe    time.Time            // a lost GPU is not asked before
+	handle    device
+	asked     asked
+	load      loadMeter
+	instances []*part
+	watched   bool      // its events are registered
+	probe     time.Time // a lost GPU is not asked before
+	gauged    time.Time // when the groups that are read less often were read
+	checked   time.Time
 }
+
+// part is what is remembered of one MIG instance.
+type part struct {
+	Instance
+	handle device
+	asked  asked
+	load   loadMeter
+}
+
+// asked says until when a call is not made again, since its answer was that there is no such thing.
+type asked map[string]time.Time
+
+func (a asked) unsupported(call string, now time.Time) bool { return now.Before(a[call]) }
 
 // New makes a Reader. It opens nothing and starts nothing.
 func New(config Config) *Reader { return newReader(newDriver(config.LibraryPath), config.Logger) }
@@ -82,16 +77,20 @@ func newReader(d driver, log *slog.Logger) *Reader {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Reader{driver: d, log: log, openWait: openAgainFirst, errors: map[CallErrors]uint64{}}
+	return &Reader{driver: d, log: log, clock: time.Now, openWait: openAgainFirst, errors: map[CallErrors]uint64{}, costs: map[string]*CallCost{}}
 }
 
-// Close lets go of the library: no handle of the driver is held afterwards. The next Read opens it again.
+// Close lets go of the driver: none of its device files is held afterwards, though the library's file stays mapped, as glibc will have
+// it. The next Read opens it again. The GPUs' counters go on where they were.
 func (r *Reader) Close() error {
 	if r.opened {
 		r.driver.close()
 		r.opened = false
 	}
-	r.gpus = nil
+	for _, u := range r.gpus {
+		u.handle, u.instances, u.watched = nil, nil, false
+	}
+	r.listed, r.openNext = time.Time{}, time.Time{}
 	return nil
 }
 
@@ -110,12 +109,21 @@ func (r *Reader) Read(now time.Time) Reading {
 	slices.SortFunc(reading.Errors, func(a, b CallErrors) int {
 		return strings.Compare(a.UUID+" "+a.Call+" "+a.Code, b.UUID+" "+b.Call+" "+b.Code)
 	})
+	for _, name := range slices.Sorted(maps.Keys(r.costs)) {
+		reading.Costs = append(reading.Costs, *r.costs[name])
+	}
 	return reading
 }
 
 func (u *unit) published() Device {
 	d := u.Device
-	d.Busy, d.Observed, d.Discarded = u.meter.busy, u.meter.observed, u.meter.discarded
+	u.load.publish(&d.Load)
+	d.Instances = nil
+	for _, p := range u.instances {
+		in := p.Instance
+		p.load.publish(&in.Load)
+		d.Instances = append(d.Instances, in)
+	}
 	return d
 }
 
@@ -123,7 +131,7 @@ func (r *Reader) pass(now time.Time) error {
 	if err := r.open(now); err != nil {
 		return err
 	}
-	if r.gpus == nil || now.Sub(r.listed) >= listAgain {
+	if r.listed.IsZero() || now.Sub(r.listed) >= listAgain {
 		if err := r.list(now); err != nil {
 			return err
 		}
@@ -136,6 +144,7 @@ func (r *Reader) pass(now time.Time) error {
 		}
 		answered = answered || ok
 	}
+	r.takeEvents()
 	if answered {
 		r.blind = 0
 		return nil
@@ -150,6 +159,51 @@ func (r *Reader) pass(now time.Time) error {
 // onlyLost says that every GPU has told why it does not answer: a new process would hear the same.
 func (r *Reader) onlyLost() bool {
 	return !slices.ContainsFunc(r.gpus, func(u *unit) bool { return u.Up })
+}
+
+// takeEvents counts what happened since the pass before. It never waits: this goroutine has GPUs to read.
+func (r *Reader) takeEvents() {
+	for range eventsAtMost {
+		var e event
+		c := r.timed("nvmlEventSetWait", func() (c code) { e, c = r.driver.event(); return c })
+		switch c.verdict() {
+		case fine:
+		case failed:
+			if c != timeout {
+				r.count("", "nvmlEventSetWait", c)
+			}
+			return
+		default:
+			return // no events on this driver; a driver that is gone shows at the next call
+		}
+		u := r.unit(e.uuid)
+		if u == nil {
+			continue
+		}
+		r.log.Warn("a GPU reports an XID error", "gpu", u.Index, "uuid", u.UUID, "xid", e.xid)
+		u.XIDErrors = maps.Clone(u.XIDErrors)
+		if u.XIDErrors == nil {
+			u.XIDErrors = map[uint64]uint64{}
+		}
+		u.XIDErrors[e.xid]++
+	}
+}
+
+// timed makes a call and notes what it cost.
+func (r *Reader) timed(call string, f func() code) code {
+	began := r.clock()
+	c := f()
+	if c == functionMissing { // there was no call
+		return c
+	}
+	cost := r.costs[call]
+	if cost == nil {
+		cost = &CallCost{Call: call}
+		r.costs[call] = cost
+	}
+	cost.Count++
+	cost.Seconds += r.clock().Sub(began).Seconds()
+	return c
 }
 
 func (r *Reader) open(now time.Time) error {
@@ -189,7 +243,8 @@ func (r *Reader) gone(c code, doing string) error {
 
 // list takes the inventory: new GPUs are added, known ones get a new handle and keep their counters.
 func (r *Reader) list(now time.Time) error {
-	n, c := r.driver.count()
+	var n int
+	c := r.timed("nvmlDeviceGetCount_v2", func() (c code) { n, c = r.driver.count(); return c })
 	switch c.verdict() {
 	case fine:
 	case driverGone:
@@ -199,49 +254,91 @@ func (r *Reader) list(now time.Time) error {
 		return fmt.Errorf("count the gpus: %s", c)
 	}
 	for i := range n {
-		h, c := r.driver.device(i)
+		var h device
+		var uuid string
+		const handle, name = "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"
+		// The first handle of a GPU initializes it, which takes seconds where the driver is not persistent.
+		c := r.timed(handle, func() (c code) { h, c = r.driver.device(i); return c })
 		if c != success {
 			if c.verdict() == driverGone && c != gpuNotFound {
 				return r.gone(c, fmt.Sprintf("open gpu %d", i))
 			}
-			r.failed(i, "nvmlDeviceGetHandleByIndex_v2", c, now)
+			r.failed(i, handle, c, now)
 			continue
 		}
-		uuid, c := h.uuid()
-		if c != success {
-			r.failed(i, "nvmlDeviceGetUUID", c, now)
+		if c := r.timed(name, func() (c code) { uuid, c = h.uuid(); return c }); c != success {
+			r.failed(i, name, c, now)
 			continue
 		}
 		u := r.unit(uuid)
 		if u == nil {
-			u = &unit{Device: Device{UUID: uuid, Up: true, Minor: -1}, noneTill: map[string]time.Time{}}
+			u = &unit{Device: Device{UUID: uuid, Up: true, Minor: -1}, asked: asked{}}
 			r.gpus = append(r.gpus, u)
 			r.log.Info("found a GPU", "gpu", i, "uuid", uuid)
 		}
 		u.handle, u.Index = h, i
-		if v, c := h.name(); r.known(u, "nvmlDeviceGetName", c, now) {
-			u.Model = v
-		}
-		if v, c := h.minor(); r.known(u, "nvmlDeviceGetMinorNumber", c, now) {
-			u.Minor = v
-		}
-		if v, c := h.busID(); r.known(u, "nvmlDeviceGetPciInfo_v3", c, now) {
-			u.PCIBusID = v
-		}
+		r.describe(u, now)
 	}
+	r.gpus = slices.DeleteFunc(r.gpus, func(u *unit) bool { return u.handle == nil && u.Index >= n }) // taken away while we had let go
 	slices.SortFunc(r.gpus, func(a, b *unit) int { return a.Index - b.Index })
 	r.listed = now
-	if r.gpus == nil {
-		r.gpus = []*unit{} // there is none: that is an inventory
-	}
 	return nil
+}
+
+// describe learns what changes rarely of a GPU: who it is, its MIG instances, and that its errors are to be reported.
+func (r *Reader) describe(u *unit, now time.Time) {
+	ask := func(call string, f func() code) bool {
+		return !u.asked.unsupported(call, now) && r.known(u, u.asked, u.UUID, call, r.timed(call, f), now)
+	}
+	ask("nvmlDeviceGetName", func() code { v, c := u.handle.name(); return keep(&u.Model, v, c) })
+	ask("nvmlDeviceGetMinorNumber", func() code { v, c := u.handle.minor(); return keep(&u.Minor, v, c) })
+	ask("nvmlDeviceGetPciInfo_v3", func() code { v, c := u.handle.busID(); return keep(&u.PCIBusID, v, c) })
+	if !u.watched {
+		u.watched = ask("nvmlDeviceRegisterEvents", func() code { return r.driver.watch(u.handle, u.UUID) })
+	}
+	var found []instance
+	const mig = "nvmlDeviceGetMigDeviceHandleByIndex"
+	if !ask(mig, func() (c code) { found, c = u.handle.instances(); return c }) {
+		if !u.asked.unsupported(mig, now) {
+			return
+		}
+	}
+	if on := len(found) > 0; on != u.MIG {
+		r.log.Info("MIG was switched", "gpu", u.Index, "uuid", u.UUID, "instances", len(found))
+		u.MIG = on
+		clear(u.asked) // what the GPU supports is another now
+	}
+	var parts []*part
+	for _, in := range found {
+		i := slices.IndexFunc(u.instances, func(p *part) bool { return p.UUID == in.id })
+		p := &part{asked: asked{}}
+		if i >= 0 {
+			p = u.instances[i]
+		}
+		p.UUID, p.Profile, p.GPUInstance, p.handle = in.id, in.profile, in.gpuInstance, in.device
+		parts = append(parts, p)
+	}
+	for _, p := range u.instances {
+		if !slices.Contains(parts, p) {
+			r.driver.forget(p.UUID)
+		}
+	}
+	u.instances = parts
+}
+
+// keep stores a value that is good.
+func keep[T any](to *T, v T, c code) code {
+	if c == success {
+		*to = v
+	}
+	return c
 }
 
 // failed is a GPU that the inventory could not open. A known one with that index is down.
 func (r *Reader) failed(index int, call string, c code, now time.Time) {
 	for _, u := range r.gpus {
 		if u.Index == index {
-			r.known(u, call, c, now)
+			r.known(u, u.asked, u.UUID, call, c, now)
 			return
 		}
 	}
@@ -257,144 +354,26 @@ func (r *Reader) unit(uuid string) *unit {
 	return nil
 }
 
-// known notes how a call about a GPU went, and says whether its value is good.
-func (r *Reader) known(u *unit, call string, c code, now time.Time) bool {
+// known notes how a call about a GPU, or about the instance uuid of it, went, and says whether its value is good.
+func (r *Reader) known(u *unit, a asked, uuid, call string, c code, now time.Time) bool {
 	switch c.verdict() {
 	case fine:
 		return true
 	case absent:
-		u.noneTill[call] = now.Add(askAgain)
+		a[call] = now.Add(askAgain)
 	case empty:
 	case lost:
-		r.count(u.UUID, call, c)
+		r.count(uuid, call, c)
 		if u.Up {
 			r.log.Warn("a GPU does not answer; the others go on", "gpu", u.Index, "uuid", u.UUID, "code", c.String())
 		}
 		u.Up, u.Reason, u.probe = false, c.String(), now.Add(probeAgain)
 	default:
-		r.count(u.UUID, call, c)
+		r.count(uuid, call, c)
 	}
 	return false
 }
 
 func (r *Reader) count(uuid, call string, c code) {
 	r.errors[CallErrors{UUID: uuid, Call: call, Code: c.String()}]++
-}
-
-// read reads one GPU. gone is set when the driver is gone; ok says that the GPU answered anything.
-func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
-	d := Device{UUID: u.UUID, Model: u.Model, PCIBusID: u.PCIBusID, Index: u.Index, Minor: u.Minor, Up: u.Up, Reason: u.Reason, UtilizationSource: u.UtilizationSource}
-	if !u.Up && now.Before(u.probe) {
-		u.Device = d
-		return success, false
-	}
-	// ask makes one call, unless it is known to be unsupported, and once the GPU is lost no further one.
-	down := false
-	ask := func(call string, f func() code) {
-		if gone != success || down || now.Before(u.noneTill[call]) {
-			return
-		}
-		c := f()
-		if c.verdict() == driverGone {
-			gone = c
-			return
-		}
-		if r.known(u, call, c, now) {
-			ok = true
-		}
-		down = c.verdict() == lost
-	}
-	r.readUtilization(u, &d, now, ask)
-	ask("nvmlDeviceGetMemoryInfo_v2", func() code {
-		used, reserved, total, c := u.handle.memory()
-		if c == success {
-			d.MemoryUsed, d.MemoryReserved, d.MemoryTotal = &used, &reserved, &total
-		}
-		return c
-	})
-	if now.Before(u.noneTill["nvmlDeviceGetMemoryInfo_v2"]) {
-		ask("nvmlDeviceGetMemoryInfo", func() code {
-			used, total, c := u.handle.memoryOld()
-			if c == success {
-				d.MemoryUsed, d.MemoryTotal = &used, &total
-			}
-			return c
-		})
-	}
-	ask("nvmlDeviceGetPowerUsage", func() code {
-		v, c := u.handle.power()
-		return into(&d.PowerWatts, float64(v)/1e3, c)
-	})
-	ask("nvmlDeviceGetTotalEnergyConsumption", func() code {
-		v, c := u.handle.energy()
-		return into(&d.EnergyJoules, float64(v)/1e3, c)
-	})
-	ask("nvmlDeviceGetTemperature", func() code {
-		v, c := u.handle.temperature()
-		return into(&d.TemperatureCelsius, float64(v), c)
-	})
-	clocks := map[string]float64{}
-	for kind, name := range clockNames {
-		ask("nvmlDeviceGetClockInfo", func() code {
-			v, c := u.handle.clock(kind)
-			if c == success {
-				clocks[name] = float64(v) * 1e6
-			}
-			return c
-		})
-	}
-	if len(clocks) > 0 {
-		d.ClockHertz = clocks
-	}
-	switch {
-	case down:
-		d = Device{UUID: u.UUID, Model: u.Model, PCIBusID: u.PCIBusID, Index: u.Index, Minor: u.Minor, Reason: u.Reason, UtilizationSource: u.UtilizationSource}
-	case ok && !u.Up:
-		r.log.Info("a GPU answers again", "gpu", u.Index, "uuid", u.UUID)
-		d.Up, d.Reason = true, ""
-	}
-	u.Device = d
-	return gone, ok && !down
-}
-
-func into(to **float64, v float64, c code) code {
-	if c == success {
-		*to = &v
-	}
-	return c
-}
-
-// readUtilization integrates the ring's new samples. The ring of an idle GPU runs dry; then the rate of the last second speaks.
-func (r *Reader) readUtilization(u *unit, d *Device, now time.Time, ask func(string, func() code)) {
-	const samples, rates = "nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"
-	done := false
-	take := func(share float64, valid bool) {
-		if valid {
-			d.Utilization, done = &share, true
-		}
-	}
-	ask(samples, func() code {
-		ring, c := u.handle.samples(u.meter.newest)
-		if c == success {
-			take(u.meter.samples(now, ring))
-		}
-		return c
-	})
-	if !done {
-		ask(rates, func() code {
-			percent, c := u.handle.rates()
-			if c == success {
-				take(u.meter.rate(now, percent))
-			}
-			return c
-		})
-	}
-	switch {
-	case !now.Before(u.noneTill[samples]):
-		d.UtilizationSource = "samples"
-	case !now.Before(u.noneTill[rates]):
-		d.UtilizationSource = "rates"
-	default:
-		d.UtilizationSource = ""
-	}
 }

@@ -14,6 +14,9 @@ type script struct {
 	openErr error
 	opens   int
 	gpus    []*scripted
+	events  []event
+
+	forgotten []string
 }
 
 // scripted is one GPU; codes overrides what a call answers, calls counts what was asked.
@@ -22,17 +25,31 @@ type scripted struct {
 	percent uint32
 	codes   map[string]code
 	calls   map[string]int
+
+	given    map[uint32]value // by field
+	counters map[string]shares
+	parts    []instance
 }
 
 func newScripted(id string, percent uint32) *scripted {
 	return &scripted{id: id, percent: percent, codes: map[string]code{"samples": notSupported}, calls: map[string]int{}}
 }
 
-func (s *script) open() error                 { s.opens++; return s.openErr }
-func (s *script) close()                      {}
-func (s *script) version() (string, code)     { return "580", success }
-func (s *script) count() (int, code)          { return len(s.gpus), success }
-func (s *script) device(i int) (device, code) { return s.gpus[i], s.gpus[i].code("handle") }
+func (s *script) open() error                      { s.opens++; return s.openErr }
+func (s *script) close()                           {}
+func (s *script) version() (string, code)          { return "580", success }
+func (s *script) count() (int, code)               { return len(s.gpus), success }
+func (s *script) device(i int) (device, code)      { return s.gpus[i], s.gpus[i].code("handle") }
+func (s *script) watch(d device, uuid string) code { return d.(*scripted).code("watch") }
+func (s *script) forget(key string)                { s.forgotten = append(s.forgotten, key) }
+func (s *script) event() (event, code) {
+	if len(s.events) == 0 {
+		return event{}, timeout
+	}
+	e := s.events[0]
+	s.events = s.events[1:]
+	return e, success
+}
 
 func (g *scripted) code(call string) code {
 	g.calls[call]++
@@ -50,6 +67,26 @@ func (g *scripted) power() (uint32, code)            { return 250_000, g.code("p
 func (g *scripted) energy() (uint64, code)           { return 5_000, g.code("energy") }
 func (g *scripted) temperature() (uint32, code)      { return 40, g.code("temperature") }
 func (g *scripted) clock(int) (uint32, code)         { return 1000, g.code("clock") }
+func (g *scripted) powerLimit() (uint32, code)       { return 700_000, g.code("powerLimit") }
+func (g *scripted) instances() ([]instance, code)    { return g.parts, g.code("instances") }
+func (g *scripted) fields(ask []field) (all []value, c code) {
+	for _, f := range ask {
+		v, ok := g.given[f.id]
+		if !ok {
+			v.code = notSupported
+		}
+		all = append(all, v)
+	}
+	return all, g.code("fields")
+}
+func (g *scripted) activity(key string, _ int) (shares, code) {
+	s, ok := g.counters[key]
+	if !ok {
+		g.calls["activity"]++
+		return nil, notSupported
+	}
+	return s, g.code("activity")
+}
 
 // after makes readings a second apart and returns the last one, and the time of the next.
 func after(r *Reader, from, seconds int) (last Reading) {
@@ -65,7 +102,7 @@ func TestReadsUnits(t *testing.T) {
 	if !d.Up || d.UtilizationSource != "rates" || *d.Utilization != 0.5 || !near(d.Busy, 5) || !near(d.Observed, 10) {
 		t.Errorf("up %v by %q: %v, busy %g of %g; want rates, 0.5, 5 of 10", d.Up, d.UtilizationSource, *d.Utilization, d.Busy, d.Observed)
 	}
-	if *d.PowerWatts != 250 || *d.EnergyJoules != 5 || *d.TemperatureCelsius != 40 || d.ClockHertz["sm"] != 1e9 || *d.MemoryReserved != 2 {
+	if *d.PowerWatts != 250 || *d.EnergyJoules != 5 || *d.TemperatureCelsius != 40 || d.ClockHertz["sm"] != 1e9 || *d.PowerLimitWatts != 700 || *d.MemoryReserved != 2 {
 		t.Errorf("power %v W, energy %v J, %v °C, sm %v Hz, reserved %v", *d.PowerWatts, *d.EnergyJoules, *d.TemperatureCelsius, d.ClockHertz["sm"], *d.MemoryReserved)
 	}
 }
@@ -82,8 +119,8 @@ func TestALostGPUCostsOnlyItself(t *testing.T) {
 	if d := reading.Devices[1]; d.Up || d.Reason != "GPU_IS_LOST" || d.Utilization != nil || d.PowerWatts != nil || !near(d.Observed, 4) {
 		t.Errorf("the lost GPU: %+v; want down, nothing known, 4 s observed", d)
 	}
-	if n := b.calls["power"]; n != 5 {
-		t.Errorf("power of the lost GPU was asked %d times, want only the 5 before", n)
+	if n := b.calls["memory"]; n != 5 {
+		t.Errorf("memory of the lost GPU was asked %d times, want only the 5 before", n)
 	}
 	if want := (CallErrors{"GPU-b", "nvmlDeviceGetUtilizationRates", "GPU_IS_LOST", 2}); !slices.Contains(reading.Errors, want) {
 		t.Errorf("errors %v lack %v: it is probed every 5 s", reading.Errors, want)
@@ -121,6 +158,154 @@ func TestGarbageIsDroppedAndCounted(t *testing.T) {
 	}
 }
 
+func TestFieldsHaveCodesAndUnitsOfTheirOwn(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	g.given = map[uint32]value{
+		74:  {number: 2.5e9},               // throttled, ns
+		138: {number: 3}, 139: {number: 4}, // NVLink, KiB
+		197: {number: 5, narrow: true},           // a PCIe counter that wraps ten times a second
+		186: {number: 300_000}, 82: {number: 41}, // mW, °C
+		4: {number: 1}, 3: {code: unknown}, // ECC: one is good, the other is not
+		145: {number: 1}, 230: {number: 2}, // no spare row, reboot the node
+	}
+	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	reading := after(r, 0, 2)
+	d := reading.Devices[0]
+	if d.ThrottledSeconds["power_cap"] != 2.5 || len(d.ThrottledSeconds) != 1 || d.NVLinkBytes["transmit"] != 3072 || d.NVLinkBytes["receive"] != 4096 {
+		t.Errorf("throttled %v s, NVLink %v bytes", d.ThrottledSeconds, d.NVLinkBytes)
+	}
+	if d.PCIeBytes != nil {
+		t.Errorf("PCIe %v of a counter of 32 bits, want nothing", d.PCIeBytes)
+	}
+	if *d.PowerInstantWatts != 300 || *d.MemoryTemperatureCelsius != 41 || !*d.RowRemapFailed || d.RowRemapPending != nil || *d.RecoveryAction != 2 {
+		t.Errorf("%+v %+v", d.Gauges, d.Health)
+	}
+	if d.ECCErrors["uncorrected"] != 1 || len(d.ECCErrors) != 1 {
+		t.Errorf("ECC %v, want only what is known", d.ECCErrors)
+	}
+	if want := []CallErrors{{"GPU-a", "nvmlDeviceGetFieldValues(3)", "UNKNOWN", 1}}; !slices.Equal(reading.Errors, want) {
+		t.Errorf("errors %v, want %v", reading.Errors, want)
+	}
+}
+
+func TestDearCallsRarely(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	g.given = map[uint32]value{4: {}, 74: {}, 82: {}}
+	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	reading := after(r, 0, 60)
+	// Fields: gauges and counters every 5 s, health every 30 s.
+	for call, want := range map[string]int{"rates": 60, "memory": 60, "power": 12, "clock": 24, "fields": 2*12 + 2, "uuid": 2, "instances": 2} {
+		if g.calls[call] != want {
+			t.Errorf("%s was called %d times in a minute, want %d", call, g.calls[call], want)
+		}
+	}
+	for _, c := range reading.Costs {
+		if c.Call == "nvmlDeviceGetUtilizationRates" && c.Count == 60 {
+			return
+		}
+	}
+	t.Errorf("costs %v lack 60 nvmlDeviceGetUtilizationRates", reading.Costs)
+}
+
+func TestPerformanceCounters(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	g.counters = map[string]shares{"GPU-a": {graphicsUtil: 90, smUtil: 60, dramUtil: 30}}
+	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	d := after(r, 0, 11).Devices[0]
+	if d.UtilizationSource != "rates" || !near(d.Busy, 5) {
+		t.Errorf("busy %g by %q; want 5 by rates: the counters only add to them", d.Busy, d.UtilizationSource)
+	}
+	if a := d.Activity; !near(a.Observed, 10) || !near(*a.SM, 6) || !near(*a.DRAM, 3) || a.Tensor != nil {
+		t.Errorf("activity %+v; want 10 s, 6 s, 3 s, no tensor", a)
+	}
+	g.counters["GPU-a"] = shares{graphicsUtil: 90, smUtil: 6000, dramUtil: 30}
+	if d = after(r, 11, 5).Devices[0]; d.Discarded != 5 || !near(d.Activity.Observed, 10) || !near(*d.Activity.SM, 6) {
+		t.Errorf("garbage: %+v, %d discarded; want nothing counted", d.Activity, d.Discarded)
+	}
+	g.counters["GPU-a"] = shares{graphicsUtil: 90, dramUtil: 30}
+	if d = after(r, 16, 5).Devices[0]; !near(d.Activity.Observed, 10) {
+		t.Errorf("without one of the metrics: %+v; want nothing counted", d.Activity)
+	}
+}
+
+func TestMIG(t *testing.T) {
+	g := newScripted("GPU-a", 0)
+	s := &script{gpus: []*scripted{g}}
+	r := newReader(s, nil)
+	after(r, 0, 3)
+	// MIG is switched on: the whole has no utilization but by the counters, and each instance has its own.
+	g.codes["rates"] = notSupported
+	g.counters = map[string]shares{"GPU-a": {graphicsUtil: 40}, "MIG-1": {graphicsUtil: 100, smUtil: 50}, "MIG-2": {graphicsUtil: 0, smUtil: 0}}
+	g.parts = []instance{{device: g, id: "MIG-1", profile: "1g.10gb", gpuInstance: 7}, {device: g, id: "MIG-2", profile: "1g.10gb", gpuInstance: 8}}
+	d := after(r, 30, 12).Devices[0] // the inventory is taken at 30 s
+	if !d.MIG || d.UtilizationSource != "gpm" || *d.Utilization != 0.4 || len(d.Instances) != 2 {
+		t.Fatalf("%+v; want MIG, 0.4 by gpm, 2 instances", d)
+	}
+	if in := d.Instances[0]; in.UUID != "MIG-1" || in.Profile != "1g.10gb" || in.UtilizationSource != "gpm" || !near(in.Busy, 11) || !near(in.Observed, 11) || *in.MemoryUsed != 1 {
+		t.Errorf("the busy instance: %+v", in)
+	}
+	if in := d.Instances[1]; !near(in.Busy, 0) || !near(in.Observed, 11) {
+		t.Errorf("the idle instance: %+v; 0 is known of it", in)
+	}
+	// One is taken away: its handle is no argument any more, and the inventory is taken at once, not in half a minute.
+	g.codes["memory"] = invalidArgument
+	after(r, 42, 1)
+	delete(g.codes, "memory")
+	g.parts = g.parts[:1]
+	if d = after(r, 43, 1).Devices[0]; len(d.Instances) != 1 || !slices.Equal(s.forgotten, []string{"MIG-2"}) {
+		t.Errorf("%d instances, forgotten %v; want MIG-2 gone", len(d.Instances), s.forgotten)
+	}
+}
+
+// On an A100 nothing tells how busy a MIG instance is: that is absent, not 0.
+func TestMIGWithoutCounters(t *testing.T) {
+	g := newScripted("GPU-a", 0)
+	g.codes["rates"] = notSupported
+	g.parts = []instance{{device: g, id: "MIG-1", profile: "3g.40gb", gpuInstance: 1}}
+	d := after(newReader(&script{gpus: []*scripted{g}}, nil), 0, 5).Devices[0]
+	if in := d.Instances[0]; d.UtilizationSource != "" || in.UtilizationSource != "" || in.Utilization != nil || in.Observed != 0 || in.MemoryTotal == nil {
+		t.Errorf("%+v, %+v; want no utilization, but memory", d, in)
+	}
+}
+
+func TestXIDs(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	s := &script{gpus: []*scripted{g}, events: []event{{"GPU-a", 79}, {"GPU-a", 79}, {"GPU-gone", 13}, {"GPU-a", 48}}}
+	r := newReader(s, nil)
+	if d := after(r, 0, 1).Devices[0]; fmt.Sprint(d.XIDErrors) != "map[48:1 79:2]" {
+		t.Errorf("%v; want 79 twice, 48 once, and nothing of a GPU that is not known", d.XIDErrors)
+	}
+	s.events = append(s.events, event{"GPU-a", 79})
+	if d := after(r, 2, 2).Devices[0]; fmt.Sprint(d.XIDErrors) != "map[48:1 79:3]" {
+		t.Errorf("%v; want 79 three times, 48 once", d.XIDErrors)
+	}
+	for range 2 * eventsAtMost {
+		s.events = append(s.events, event{"GPU-a", 94})
+	}
+	after(r, 4, 1)
+	if len(s.events) != eventsAtMost {
+		t.Errorf("%d events are left after one pass, want %d: a storm must not hold up the readings", len(s.events), eventsAtMost)
+	}
+}
+
+// What was let go of is taken up where it was; the time between is not observed.
+func TestReleaseAndResume(t *testing.T) {
+	g := newScripted("GPU-a", 100)
+	s := &script{gpus: []*scripted{g}}
+	r := newReader(s, nil)
+	after(r, 0, 5)
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reading := after(r, 100, 5)
+	if d := reading.Devices[0]; s.opens != 2 || len(reading.Devices) != 1 || !near(d.Busy, 8) || !near(d.Observed, 8) || !d.Up {
+		t.Errorf("opened %d times, %+v; want 8 s busy of 8", s.opens, reading.Devices)
+	}
+	if g.calls["watch"] != 2 {
+		t.Errorf("its events were registered %d times, want again after the release", g.calls["watch"])
+	}
+}
+
 func TestOpening(t *testing.T) {
 	s := &script{openErr: ErrNoLibrary}
 	r := newReader(s, nil)
@@ -155,7 +340,7 @@ func TestEveryCallFailsForLong(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	r := newReader(&script{gpus: []*scripted{g}}, nil)
 	after(r, 0, 3)
-	for _, call := range strings.Fields("samples rates memory power energy temperature clock") {
+	for _, call := range strings.Fields("samples rates memory power powerLimit energy temperature clock fields") {
 		g.codes[call] = unknown
 	}
 	if reading := after(r, 3, blindAtMost-1); reading.Err != nil {

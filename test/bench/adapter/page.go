@@ -69,7 +69,7 @@ func newPage(node int) *page {
 	}
 	family(metricname.GPUClock, "gauge")
 	for g := range gpusPerNode {
-		for _, c := range []string{"graphics", "memory", "sm", "video"} {
+		for _, c := range []string{"memory", "sm"} {
 			fmt.Fprintf(&b, "%s{clock=%q,uuid=%q} 1.98e+09\n", metricname.GPUClock, c, uuid(g))
 		}
 	}

@@ -1,0 +1,279 @@
+package gpu
+
+import (
+	"fmt"
+	"time"
+)
+
+// asking is one pass over one GPU. Once the driver or the GPU is gone, no further call is made.
+type asking struct {
+	reader *Reader
+	unit   *unit
+	now    time.Time
+	gone   code // the driver is gone: why
+	down   bool // the GPU is lost
+	ok     bool // it has answered anything
+}
+
+// notAsked stands for the answer to a call that was not made.
+const notAsked code = -1
+
+// ask makes one call about the GPU, unless it is known to be unsupported.
+func (a *asking) ask(call string, f func() code) code {
+	return a.about(a.unit.asked, a.unit.UUID, call, f)
+}
+
+// about makes one call about the GPU or an instance of it.
+func (a *asking) about(known asked, uuid, call string, f func() code) code {
+	if a.gone != success || a.down || known.unsupported(call, a.now) {
+		return notAsked
+	}
+	c := a.reader.timed(call, f)
+	if c.verdict() == driverGone {
+		a.gone = c
+		return c
+	}
+	good := a.reader.known(a.unit, known, uuid, call, c, a.now)
+	a.ok = a.ok || good
+	a.down = c.verdict() == lost
+	return c
+}
+
+// read reads one GPU: how busy it is and its memory in every pass, the rest less often. gone is set when the driver is gone; ok says
+// that the GPU answered anything.
+func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
+	if u.handle == nil || !u.Up && now.Before(u.probe) {
+		return success, false
+	}
+	a := &asking{reader: r, unit: u, now: now}
+	d := u.Device // what a group does not read in this pass stays as it was
+	a.load(&d.Load, &u.load, u.asked, u.UUID, u.handle, -1)
+	a.memory(&d.Memory, u.asked, u.UUID, u.handle)
+	a.parts()
+	if now.Sub(u.gauged) >= gaugesEvery {
+		u.gauged = now
+		d.Gauges, d.Counters = a.gauges(), a.counters()
+	}
+	if now.Sub(u.checked) >= healthEvery {
+		u.checked = now
+		d.Health = a.health()
+	}
+	switch {
+	case a.down:
+		// Of a GPU that is lost nothing is known but who it was, and what it reported.
+		d = Device{UUID: d.UUID, Model: d.Model, PCIBusID: d.PCIBusID, Index: d.Index, Minor: d.Minor, MIG: d.MIG, XIDErrors: d.XIDErrors,
+			Reason: u.Reason, Load: Load{UtilizationSource: u.UtilizationSource}}
+		u.gauged, u.checked = time.Time{}, time.Time{}
+		for _, p := range u.instances {
+			p.Memory, p.Utilization = Memory{}, nil
+		}
+	case a.ok && !u.Up:
+		r.log.Info("a GPU answers again", "gpu", u.Index, "uuid", u.UUID)
+		d.Up, d.Reason = true, ""
+	default:
+		d.Up, d.Reason = u.Up, u.Reason
+	}
+	u.Device = d
+	return a.gone, a.ok && !a.down
+}
+
+// parts reads the MIG instances. A handle of one that is gone is no argument any more: then the inventory is taken anew.
+func (a *asking) parts() {
+	for _, p := range a.unit.instances {
+		a.load(&p.Load, &p.load, p.asked, p.UUID, p.handle, p.GPUInstance)
+		if c := a.memory(&p.Memory, p.asked, p.UUID, p.handle); c == invalidArgument || c == notFound {
+			a.reader.listed = time.Time{}
+		}
+	}
+}
+
+// loadMeter integrates how busy a GPU or an instance is.
+type loadMeter struct {
+	meter
+	activity activityMeter
+}
+
+func (m *loadMeter) publish(l *Load) {
+	l.Busy, l.Observed, l.Discarded = m.busy, m.observed, m.discarded
+	l.Activity = m.activity.published()
+}
+
+// load integrates the ring's new samples. The ring of an idle GPU runs dry; then the rate of the last second speaks. Where MIG is on
+// there is neither, and the performance counters speak, if the GPU has them.
+func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device, gpuInstance int) {
+	const samples, rates, counters = "nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates", "nvmlGpmMetricsGet"
+	l.Utilization = nil
+	take := func(share float64, valid bool) {
+		if valid {
+			l.Utilization = &share
+		}
+	}
+	whole := gpuInstance < 0
+	if whole {
+		a.about(known, uuid, samples, func() code {
+			ring, c := h.samples(m.newest)
+			if c == success {
+				take(m.samples(a.now, ring))
+			}
+			return c
+		})
+		if l.Utilization == nil {
+			a.about(known, uuid, rates, func() code {
+				percent, c := h.rates()
+				if c == success {
+					take(m.rate(a.now, percent))
+				}
+				return c
+			})
+		}
+	}
+	hidden := !whole || known.unsupported(samples, a.now) && known.unsupported(rates, a.now)
+	a.about(known, uuid, counters, func() code {
+		found, c := h.activity(uuid, gpuInstance)
+		if c != success {
+			return c
+		}
+		if !m.activity.add(a.now, found) {
+			m.discarded++
+		}
+		if busy, ok := found[graphicsUtil]; ok && hidden {
+			take(m.counted(a.now, busy))
+		}
+		return c
+	})
+	switch {
+	case whole && !known.unsupported(samples, a.now):
+		l.UtilizationSource = "samples"
+	case whole && !known.unsupported(rates, a.now):
+		l.UtilizationSource = "rates"
+	case !known.unsupported(counters, a.now):
+		l.UtilizationSource = "gpm"
+	default:
+		l.UtilizationSource = ""
+	}
+}
+
+func (a *asking) memory(m *Memory, known asked, uuid string, h device) code {
+	const call = "nvmlDeviceGetMemoryInfo_v2"
+	*m = Memory{}
+	c := a.about(known, uuid, call, func() code {
+		used, reserved, total, c := h.memory()
+		if c == success {
+			m.MemoryUsed, m.MemoryReserved, m.MemoryTotal = &used, &reserved, &total
+		}
+		return c
+	})
+	if known.unsupported(call, a.now) {
+		c = a.about(known, uuid, "nvmlDeviceGetMemoryInfo", func() code {
+			used, total, c := h.memoryOld()
+			if c == success {
+				m.MemoryUsed, m.MemoryTotal = &used, &total
+			}
+			return c
+		})
+	}
+	return c
+}
+
+// gauges also takes what fields know of them.
+func (a *asking) gauges() (g Gauges) {
+	h := a.unit.handle
+	a.ask("nvmlDeviceGetPowerUsage", func() code { v, c := h.power(); return into(&g.PowerWatts, float64(v)/1e3, c) })
+	a.ask("nvmlDeviceGetEnforcedPowerLimit", func() code { v, c := h.powerLimit(); return into(&g.PowerLimitWatts, float64(v)/1e3, c) })
+	a.ask("nvmlDeviceGetTotalEnergyConsumption", func() code { v, c := h.energy(); return into(&g.EnergyJoules, float64(v)/1e3, c) })
+	a.ask("nvmlDeviceGetTemperature", func() code { v, c := h.temperature(); return into(&g.TemperatureCelsius, float64(v), c) })
+	for name, kind := range clocks {
+		a.ask("nvmlDeviceGetClockInfo", func() code {
+			v, c := h.clock(kind)
+			if c == success {
+				put(&g.ClockHertz, name, float64(v)*1e6)
+			}
+			return c
+		})
+	}
+	a.fields(map[field]func(value){
+		{id: 82}:  func(v value) { g.MemoryTemperatureCelsius = &v.number },
+		{id: 186}: func(v value) { w := v.number / 1e3; g.PowerInstantWatts = &w },
+	})
+	return g
+}
+
+// clocks are the nvmlClockType_t that are read. The graphics clock is that of the multiprocessors, and video follows it.
+var clocks = map[string]int{"sm": 1, "memory": 2}
+
+const allLinks = 0xFFFFFFFF // the scope of a field that is to be summed over the links
+
+// counters takes what the driver counts. Both directions of a bus or none: half of it would be misread as all.
+func (a *asking) counters() (c Counters) {
+	throttled := func(reason string) func(value) {
+		return func(v value) { put(&c.ThrottledSeconds, reason, v.number/1e9) } // ns
+	}
+	moved := func(to *map[string]float64, direction string, unit float64) func(value) {
+		return func(v value) {
+			if !v.narrow { // 4 GiB are moved in a tenth of a second: a counter that short says nothing
+				put(to, direction, v.number*unit)
+			}
+		}
+	}
+	a.fields(map[field]func(value){
+		{id: 74}: throttled("power_cap"), {id: 76}: throttled("sync_boost"), {id: 269}: throttled("thermal_software"),
+		{id: 270}: throttled("thermal_hardware"), {id: 271}: throttled("power_brake"),
+		{id: 197}: moved(&c.PCIeBytes, "transmit", 1), {id: 198}: moved(&c.PCIeBytes, "receive", 1),
+		{id: 138, scope: allLinks}: moved(&c.NVLinkBytes, "transmit", 1024), {id: 139, scope: allLinks}: moved(&c.NVLinkBytes, "receive", 1024), // KiB
+	})
+	return c
+}
+
+func (a *asking) health() (h Health) {
+	count := func(to *map[string]float64, kind string) func(value) {
+		return func(v value) { put(to, kind, v.number) }
+	}
+	flag := func(to **bool) func(value) {
+		return func(v value) { set := v.number != 0; *to = &set }
+	}
+	a.fields(map[field]func(value){
+		{id: 3}: count(&h.ECCErrors, "corrected"), {id: 4}: count(&h.ECCErrors, "uncorrected"),
+		{id: 142}: count(&h.RemappedRows, "corrected"), {id: 143}: count(&h.RemappedRows, "uncorrected"),
+		{id: 144}: flag(&h.RowRemapPending), {id: 145}: flag(&h.RowRemapFailed),
+		{id: 230}: func(v value) { action := int(v.number); h.RecoveryAction = &action },
+	})
+	return h
+}
+
+// fields asks for several values in one call, and hands out those that are good. Each has a return of its own.
+func (a *asking) fields(wanted map[field]func(value)) {
+	const call = "nvmlDeviceGetFieldValues"
+	name := func(f field) string { return fmt.Sprintf("%s(%d)", call, f.id) }
+	var list []field
+	for f := range wanted {
+		if !a.unit.asked.unsupported(name(f), a.now) {
+			list = append(list, f)
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	var values []value
+	if a.ask(call, func() (c code) { values, c = a.unit.handle.fields(list); return c }) != success {
+		return
+	}
+	for i, v := range values {
+		if a.reader.known(a.unit, a.unit.asked, a.unit.UUID, name(list[i]), v.code, a.now) {
+			wanted[list[i]](v)
+		}
+	}
+}
+
+func into(to **float64, v float64, c code) code {
+	if c == success {
+		*to = &v
+	}
+	return c
+}
+
+func put(to *map[string]float64, key string, v float64) {
+	if *to == nil {
+		*to = map[string]float64{}
+	}
+	(*to)[key] = v
+}
