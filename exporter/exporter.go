@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/exporter-toolkit/web"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/capstan-gpu/capstan/exporter/gpu"
@@ -48,6 +48,9 @@ type Config struct {
 	GPU             Reader               // required; Run closes it
 	Registry        *prometheus.Registry // required; Run registers its collector there and serves all that is in it
 	Logger          *slog.Logger         // required
+	WebConfig       string               // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
+	ProbeListen     string               // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
+	Release         <-chan bool          // true: let go of the driver until a false comes; nil = never
 	OnListen        func(net.Addr)       // called once the server listens, may be nil; for tests and port 0
 }
 
@@ -62,6 +65,14 @@ func (c Config) Validate() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		//lint:ignore ST1005 it begins with a field's name
 		errs = append(errs, fmt.Errorf("Listen is %q: want [HOST]:PORT", c.Listen))
+	}
+	if _, _, err := net.SplitHostPort(c.ProbeListen); c.ProbeListen != "" && err != nil {
+		//lint:ignore ST1005 it begins with a field's name
+		errs = append(errs, fmt.Errorf("ProbeListen is %q: want [HOST]:PORT", c.ProbeListen))
+	}
+	if err := web.Validate(c.WebConfig); err != nil {
+		//lint:ignore ST1005 it begins with a field's name
+		errs = append(errs, fmt.Errorf("WebConfig is %q: %w", c.WebConfig, err))
 	}
 	within("Interval", c.Interval, time.Millisecond, time.Minute)
 	within("MappingInterval", c.MappingInterval, time.Millisecond, time.Minute)
@@ -92,47 +103,59 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Registry.Register(&collector{snapshot: b.snapshot, now: time.Now, training: trainingDescs(stats.Families())}); err != nil {
 		return fmt.Errorf("register the collector: %w", err)
 	}
-	listener, err := net.Listen("tcp", cfg.Listen)
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w", cfg.Listen, err)
+	metrics := newPages(selected(cfg.Registry, slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelError)), cfg.Interval)
+	group, ctx := errgroup.WithContext(ctx)
+	listen := func(address string, h http.Handler, webConfig string, onListen func(net.Addr)) error {
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			return fmt.Errorf("listen on %s: %w", address, err)
+		}
+		if onListen != nil {
+			onListen(listener.Addr())
+		}
+		group.Go(func() error { return serve(ctx, listener, h, webConfig, cfg.Logger) })
+		return nil
 	}
-	if cfg.OnListen != nil {
-		cfg.OnListen(listener.Addr())
+	if err := listen(cfg.Listen, handler(cfg, b, metrics), cfg.WebConfig, cfg.OnListen); err != nil {
+		return err
 	}
-	metrics := newPages(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
-		EnableOpenMetrics: true,
-		ErrorHandling:     promhttp.ContinueOnError, // seven healthy GPUs are not to vanish for the eighth's sake
-		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelError),
-	}), cfg.Interval)
+	if cfg.ProbeListen != "" {
+		if err := listen(cfg.ProbeListen, probes(cfg, b), "", nil); err != nil {
+			return err
+		}
+	}
+	group.Go(func() error { metrics.run(ctx, b.wasRead); return nil })
+	collect(ctx, group, cfg, b)
+	return group.Wait()
+}
+
+// serve serves until ctx is done. Which connections it takes is the business of the web configuration, which is read anew for each.
+func serve(ctx context.Context, listener net.Listener, h http.Handler, webConfig string, logger *slog.Logger) error {
 	server := &http.Server{
-		Handler:           handler(cfg, b, metrics),
+		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
 	}
-
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serve: %w", err)
-		}
-		return nil
-	})
-	group.Go(func() error {
+	ended := make(chan error, 1)
+	go func() {
 		<-ctx.Done()
 		stop, cancel := context.WithTimeout(context.Background(), grace)
 		defer cancel()
 		if server.Shutdown(stop) != nil {
-			return server.Close()
+			ended <- server.Close()
+			return
 		}
-		return nil
-	})
-	group.Go(func() error { metrics.run(ctx, b.wasRead); return nil })
-	collect(ctx, group, cfg, b)
-	return group.Wait()
+		ended <- nil
+	}()
+	// Its log is for its own words ("TLS is disabled"), which would come at every start.
+	if err := web.Serve(listener, server, &web.FlagConfig{WebConfigFile: &webConfig}, slog.New(slog.DiscardHandler)); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", listener.Addr(), err)
+	}
+	return <-ended
 }
 
 // collect starts the three stages.
@@ -195,11 +218,14 @@ func readGPUs(ctx context.Context, cfg Config, b *board) error {
 func gpuLoop(ctx context.Context, cfg Config, b *board) error {
 	ticker := time.NewTicker(cfg.Interval)
 	defer ticker.Stop()
-	problem := ""
+	problem, released := "", false
 	for {
 		now := time.Now()
 		b.begin(stageGPU, now)
-		reading := cfg.GPU.Read(now)
+		reading := gpu.Reading{At: now, Err: gpu.ErrReleased}
+		if !released {
+			reading = cfg.GPU.Read(now)
+		}
 		b.read(time.Now(), reading)
 		if errors.Is(reading.Err, gpu.ErrRestart) {
 			return fmt.Errorf("read GPUs: %w", reading.Err)
@@ -212,6 +238,12 @@ func gpuLoop(ctx context.Context, cfg Config, b *board) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
+		case released = <-cfg.Release:
+			if released {
+				if err := cfg.GPU.Close(); err != nil {
+					return fmt.Errorf("let go of the driver: %w", err)
+				}
+			}
 		}
 	}
 }

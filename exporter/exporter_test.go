@@ -3,11 +3,21 @@ package exporter
 import (
 	"compress/gzip"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +26,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"github.com/capstan-gpu/capstan/exporter/gpu"
 	"github.com/capstan-gpu/capstan/exporter/podmap"
@@ -177,6 +189,41 @@ func TestDriverNeedsRestart(t *testing.T) {
 	}
 }
 
+// letGo is a driver that is let go of and taken up again.
+type letGo struct{ open, opens, reads atomic.Int64 }
+
+func (d *letGo) Read(now time.Time) gpu.Reading {
+	if d.open.Swap(1) == 0 {
+		d.opens.Add(1)
+	}
+	return steady(d.reads.Add(1), now)
+}
+
+func (d *letGo) Close() error { d.open.Store(0); return nil }
+
+// gpu-operator's driver upgrade and dcgm-exporter#706: who holds the driver must be able to let go of it without ending.
+func TestReleaseAndResume(t *testing.T) {
+	driver, release := &letGo{}, make(chan bool)
+	cfg := config(driver)
+	cfg.Interval, cfg.Release = 100*time.Millisecond, release
+	get, _ := start(t, cfg)
+	until(t, get, "/metrics", metricname.GPUBusySeconds+`{uuid="GPU-1"} `)
+	release <- true
+	until(t, get, "/readyz", "let go of on request", "capstan-exporter resume")
+	page := until(t, get, "/metrics", metricname.LibraryUp+" 0")
+	if strings.Contains(page, metricname.GPUBusySeconds+"{") || driver.open.Load() != 0 {
+		t.Errorf("released, and still open (%d) or on the page:\n%s", driver.open.Load(), page)
+	}
+	if code, body := get("/livez"); code != 200 {
+		t.Errorf("/livez %d %s: letting go is no fault", code, body)
+	}
+	release <- false
+	until(t, get, "/metrics", metricname.GPUBusySeconds+`{uuid="GPU-1"} `, metricname.LibraryUp+" 1")
+	if n := driver.opens.Load(); n != 2 {
+		t.Errorf("opened %d times, want 2", n)
+	}
+}
+
 func TestAddressInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -237,6 +284,143 @@ func TestGPULoop(t *testing.T) {
 			t.Errorf("%d reads after 8 s of which 3.5 were one, want 6 to 8", n)
 		}
 	})
+}
+
+func TestSomeFamiliesOnly(t *testing.T) {
+	driver := &fakeReader{read: steady}
+	cfg := config(driver)
+	cfg.Interval = 100 * time.Millisecond
+	get, _ := start(t, cfg)
+	until(t, get, "/metrics", metricname.GPUBusySeconds+"{")
+	_, body := get("/metrics?name[]=" + metricname.GPUUp + "&name[]=" + metricname.GPUBusySeconds + "&name[]=there_is_none")
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
+	if err != nil || len(families) != 2 || families[metricname.GPUUp] == nil || families[metricname.GPUBusySeconds] == nil {
+		t.Errorf("%v in\n%s", err, body)
+	}
+}
+
+// authority makes certificates for a test.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{dir: t.TempDir()}
+	a.cert, a.key = a.issue(t, "ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	return a
+}
+
+// issue writes NAME.crt and NAME.key.
+func (a *authority) issue(t *testing.T, name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	template.Subject = pkix.Name{CommonName: name}
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bits, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: bits}} {
+		if err := os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+// Only who has a certificate with the right name gets the page; a probe needs none, and gets nothing but its answer.
+func TestClientCertificates(t *testing.T) {
+	a := newAuthority(t)
+	a.issue(t, "server", &x509.Certificate{IPAddresses: []net.IP{{127, 0, 0, 1}}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	for _, name := range []string{"adapter", "stranger"} {
+		a.issue(t, name, &x509.Certificate{DNSNames: []string{name + ".capstan"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	}
+	web := filepath.Join(a.dir, "web.yaml")
+	if err := os.WriteFile(web, fmt.Appendf(nil, "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n  client_allowed_sans: [adapter.capstan]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe.Close() // its port is free for a moment, and nobody else here takes one
+
+	cfg := config(&fakeReader{read: steady})
+	cfg.WebConfig, cfg.ProbeListen = web, probe.Addr().String()
+	where := make(chan net.Addr, 1)
+	cfg.OnListen = func(a net.Addr) { where <- a }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, cfg) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	address := (<-where).String()
+	as := func(name string) (int, error) {
+		pool := x509.NewCertPool()
+		pool.AddCert(a.cert)
+		config := &tls.Config{RootCAs: pool}
+		if name != "" {
+			pair, err := tls.LoadX509KeyPair(filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.Certificates = []tls.Certificate{pair}
+		}
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: config}}
+		defer client.CloseIdleConnections()
+		response, err := client.Get("https://" + address + "/metrics")
+		if err != nil {
+			return 0, err
+		}
+		response.Body.Close()
+		return response.StatusCode, nil
+	}
+	if code, err := as("adapter"); code != 200 {
+		t.Errorf("with the right certificate: %d, %v", code, err)
+	}
+	for _, name := range []string{"", "stranger"} {
+		if code, err := as(name); err == nil {
+			t.Errorf("as %q: %d, want no connection", name, code)
+		}
+	}
+	response, err := http.Get("http://" + cfg.ProbeListen + "/livez")
+	if err != nil || response.StatusCode != 200 {
+		t.Errorf("a probe: %v, %v", response, err)
+	}
+	if response, err := http.Get("http://" + cfg.ProbeListen + "/metrics"); err != nil || response.StatusCode != 404 {
+		t.Errorf("the page without a certificate: %v, %v; want 404", response, err)
+	}
+}
+
+func TestWebConfigIsChecked(t *testing.T) {
+	cfg := config(&fakeReader{read: steady})
+	cfg.WebConfig = filepath.Join(t.TempDir(), "none.yaml")
+	if err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "WebConfig is") {
+		t.Errorf("a file that is not there: %v", err)
+	}
 }
 
 // Who asks for a page in one form gets the one that is there; it is made anew after a reading or at the end of its lifetime. Each

@@ -13,21 +13,54 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // handler serves /metrics, /livez, /readyz, and at / what these are.
 func handler(cfg Config, b *board, metrics http.Handler) http.Handler {
-	mux := http.NewServeMux()
+	mux := probes(cfg, b)
 	mux.Handle("GET /metrics", metrics)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		io.WriteString(w, "Capstan's GPU exporter.\n/metrics  the page for Prometheus; ?name[]=FAMILY, once or more, for some of it\n/livez    whether the collection goes on\n/readyz   whether it has begun, and what is missing\n")
+	})
+	return mux
+}
+
+// probes serves /livez and /readyz.
+func probes(cfg Config, b *board) *http.ServeMux {
+	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, live(b.snapshot(), time.Now(), cfg.StuckAfter))
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready(b.snapshot(), time.Now())) })
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		io.WriteString(w, "Capstan's GPU exporter.\n/metrics  the page for Prometheus\n/livez    whether the collection goes on\n/readyz   whether it has begun, and what is missing\n")
-	})
 	return mux
+}
+
+// selected renders what is in the registry; of that only the families that ?name[]= names, if there are such.
+func selected(registry *prometheus.Registry, logger promhttp.Logger) http.Handler {
+	render := func(g prometheus.Gatherer) http.Handler {
+		return promhttp.HandlerFor(g, promhttp.HandlerOpts{
+			EnableOpenMetrics: true,
+			ErrorHandling:     promhttp.ContinueOnError, // seven healthy GPUs are not to vanish for the eighth's sake
+			ErrorLog:          logger,
+		})
+	}
+	whole := render(registry)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		names := r.URL.Query()["name[]"]
+		if len(names) == 0 {
+			whole.ServeHTTP(w, r)
+			return
+		}
+		render(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+			families, err := registry.Gather()
+			return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return !slices.Contains(names, f.GetName()) }), err
+		})).ServeHTTP(w, r)
+	})
 }
 
 // verdict is a probe's answer in words.

@@ -337,7 +337,7 @@ func (c *Collector) scrape(ctx context.Context, t Target) result {
 
 // fetch reads the page into buf and returns when it had arrived.
 func (c *Collector) fetch(ctx context.Context, t Target, buf *bytes.Buffer) (time.Time, *Error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.URL, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.URL+c.cfg.Families.query(), nil)
 	if err != nil {
 		return time.Time{}, &Error{Unreachable, err}
 	}

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +44,16 @@ func (f Families) keeps(name []byte) bool {
 	return f[string(name)]
 }
 
+// query asks an exporter for what is kept and what is read besides, and nothing more; "" asks for everything.
+func (f Families) query() string {
+	if f == nil {
+		return ""
+	}
+	names := map[string]bool{processStart: true, metricname.SnapshotTimestamp: true, metricname.GPUInfo: true, metricname.InstanceInfo: true, metricname.GPUAllocationInfo: true}
+	maps.Copy(names, f)
+	return "?" + url.Values{"name[]": slices.Sorted(maps.Keys(names))}.Encode()
+}
+
 // Decode reads a page in the Prometheus text format. node becomes the label of that name on every sample, whatever the
 // page says, and at their time: an exporter has no say in either. More than maxSeries kept samples are an error, and so
 // is any line that is not well-formed: half a page would look like workers that left.
@@ -49,7 +61,8 @@ func Decode(page []byte, node string, at time.Time, keep Families, maxSeries int
 	var out Page
 	var lset labels.Labels
 	builder := labels.NewBuilder(labels.EmptyLabels())
-	models := map[string]string{} // GPU UUID ─► model
+	models := map[string]string{}  // GPU UUID ─► model
+	parents := map[string]string{} // MIG instance's UUID ─► that of its GPU
 	type holding struct{ uuid, pod string }
 	var holdings []holding
 
@@ -81,6 +94,12 @@ func Decode(page []byte, node string, at time.Time, keep Families, maxSeries int
 			if !keep.keeps(name) {
 				continue
 			}
+		case metricname.InstanceInfo:
+			p.Labels(&lset)
+			parents[strings.Clone(lset.Get(metricname.UUID))] = strings.Clone(lset.Get(metricname.ParentUUID))
+			if !keep.keeps(name) {
+				continue
+			}
 		case metricname.GPUAllocationInfo:
 			p.Labels(&lset)
 			holdings = append(holdings, holding{lset.Get(metricname.UUID), lset.Get(metricname.PodUID)})
@@ -109,6 +128,9 @@ func Decode(page []byte, node string, at time.Time, keep Families, maxSeries int
 	}
 
 	for _, h := range holdings {
+		if parent := parents[h.uuid]; parent != "" {
+			h.uuid = parent
+		}
 		model, known := models[h.uuid]
 		if !known || h.pod == "" {
 			continue

@@ -2,7 +2,9 @@ package collect
 
 import (
 	"math"
+	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,5 +152,30 @@ func BenchmarkDecode(b *testing.B) {
 		if _, err := Decode(page, "n", at, Families{metricname.PodGPUBusySeconds: true, metricname.PodGPUObservedSeconds: true}, 1000); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// The exporter is asked for what the rules name and what else is read, and for everything when that is not known.
+func TestAskForWhatIsKept(t *testing.T) {
+	if got := Families(nil).query(); got != "" {
+		t.Errorf("everything: %q", got)
+	}
+	asked, err := url.Parse(Families{"capstan_pod_gpu_busy_seconds_total": true}.query())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{metricname.GPUAllocationInfo, metricname.GPUInfo, metricname.InstanceInfo, "capstan_pod_gpu_busy_seconds_total", metricname.SnapshotTimestamp, processStart}
+	if got := asked.Query()["name[]"]; !slices.Equal(got, want) {
+		t.Errorf("asks for %q, want %q", got, want)
+	}
+}
+
+func TestModelOfAnInstanceIsItsGPUs(t *testing.T) {
+	page, err := Decode([]byte(`capstan_gpu_info{uuid="GPU-1",model="NVIDIA H200"} 1
+capstan_gpu_instance_info{uuid="MIG-1",parent_uuid="GPU-1",profile="3g.71gb"} 1
+capstan_gpu_allocation_info{uuid="MIG-1",pod_uid="u"} 1
+`), "node", time.Unix(1, 0), Families{}, 10)
+	if err != nil || page.Models["u"] != "NVIDIA H200" {
+		t.Errorf("%v, %v", page.Models, err)
 	}
 }

@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,7 +34,7 @@ const (
 // usage words a wrong flag as one line, with the flags' names in place of the fields'.
 func usage(err error) error {
 	fields := strings.NewReplacer("MappingInterval", "--mapping-interval", "MappingMaxAge", "--mapping-max-age", "StatsInterval", "--stats-interval",
-		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "Listen", "--listen", "\n", "; ")
+		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "ProbeListen", "--probe-listen", "Listen", "--listen", "WebConfig", "--web-config", "\n", "; ")
 	return fmt.Errorf("%w: %s", errUsage, fields.Replace(err.Error()))
 }
 
@@ -60,10 +62,14 @@ A scrape does none of this: it shows what was known last. What is not known is a
   # What can be read here, once, for people
   capstan-exporter --once
 
+  # Let go of the driver, for a change of it, and take it up again (on a node: kubectl exec POD -- capstan-exporter release)
+  capstan-exporter release
+  capstan-exporter resume
+
   # With the simulated driver
   LD_LIBRARY_PATH=/fakegpu/lib FAKEGPU_STATE=/fakegpu/state capstan-exporter --listen 127.0.0.1:9401`,
 		Version: version,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error { // cobra's own words, which name what was not understood
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return usage(err)
 			}
@@ -98,6 +104,9 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			if once {
 				return show(cmd.Context(), cmd.OutOrStdout(), cfg, output)
 			}
+			release, stop := releaseOnSignals()
+			defer stop()
+			cfg.Release = release
 			cfg.OnListen = func(a net.Addr) { cfg.Logger.Info("listening", "address", a, "version", version) }
 			return exporter.Run(cmd.Context(), cfg)
 		},
@@ -106,6 +115,8 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	c.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	f := c.Flags()
 	f.StringVar(&cfg.Listen, "listen", ":9401", "serve HTTP on this address")
+	f.StringVar(&cfg.WebConfig, "web-config", "", "exporter-toolkit web configuration: TLS, client certificates and their names, users (default: plain HTTP)")
+	f.StringVar(&cfg.ProbeListen, "probe-listen", "", "serve /livez and /readyz here too, in plain HTTP, for probes that have no certificate")
 	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
@@ -119,11 +130,34 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	f.StringVar(&logFormat, "log-format", "text", "text or json")
 	c.MarkFlagFilename("nvml-library")
+	c.MarkFlagFilename("web-config", "yaml", "yml")
 	c.MarkFlagDirname("kubelet-dir")
 	c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
+	c.AddCommand(releaseCommand(), resumeCommand())
 	return c
+}
+
+// releaseOnSignals turns SIGUSR1 into true and SIGUSR2 into false.
+func releaseOnSignals() (<-chan bool, func()) {
+	signals, release, done := make(chan os.Signal, 4), make(chan bool), make(chan struct{})
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGUSR2)
+	go func() {
+		for {
+			select {
+			case s := <-signals:
+				select {
+				case release <- s == syscall.SIGUSR1:
+				case <-done:
+					return
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return release, func() { signal.Stop(signals); close(done) }
 }
 
 func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {
