@@ -286,7 +286,7 @@ func (p page) maybeCounter(d *prometheus.Desc, v *float64, labels ...string) {
 func (p page) allocations(s *Snapshot) {
 	type line struct{ uuid, namespace, pod, uid, container, resource string }
 	var last line
-	for _, a := range s.Mapping.Allocations {
+	for _, a := range s.Held {
 		now := line{a.UUID, a.Namespace, a.Pod, a.PodUID, a.Container, a.Resource}
 		if now == last {
 			continue

@@ -87,6 +87,7 @@ func node() *Snapshot {
 		worker.Samples = append(worker.Samples, trainer.Sample{Family: &f, Labels: labels, Value: 7})
 	}
 	s.Training.Pages = []trainer.Page{worker}
+	s.Held = s.Mapping.Allocations
 	for i := range s.Stages {
 		s.Stages[i] = Stage{Began: noon.Add(-5 * time.Millisecond), Ended: noon, Took: 5 * time.Millisecond}
 	}
@@ -191,7 +192,7 @@ func FuzzPage(f *testing.F) {
 func TestProbes(t *testing.T) {
 	whole := node()
 	whole.GPUs.Devices = whole.GPUs.Devices[:2]
-	whole.Mapping.Allocations, whole.Mapping.Unbound = whole.Mapping.Allocations[:2], nil
+	whole.Held, whole.Mapping.Unbound = whole.Held[:2], nil
 	f := func(name string, got verdict, ok bool, words ...string) {
 		t.Helper()
 		if got.ok != ok {
@@ -228,7 +229,7 @@ func TestProbes(t *testing.T) {
 	f("no library", ready(noLibrary, noon), true, "something is missing", "libnvidia-ml.so.1")
 	f("a bad day", ready(node(), noon), true, "GPU 2", "GPU_IS_LOST", "train/twice-0")
 	s := node()
-	s.Mapping.Allocations[4].UUID, s.Mapping.Allocations[4].DeviceID = "MIG-7", "MIG-7"
+	s.Held[4].UUID, s.Held[4].DeviceID = "MIG-7", "MIG-7"
 	s.Mapping.PodsAPI = podmap.API{Problem: "enable the feature gate"}
 	f("unknown device", ready(s, noon), true, `like "MIG-7"`, "enable the feature gate")
 }

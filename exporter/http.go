@@ -106,7 +106,7 @@ func ready(s *Snapshot, now time.Time) verdict {
 
 func (s *Snapshot) heldGPUs() int {
 	held := map[string]bool{}
-	for _, a := range s.Mapping.Allocations {
+	for _, a := range s.Held {
 		held[a.UUID] = true
 	}
 	return len(held)

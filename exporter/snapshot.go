@@ -16,10 +16,11 @@ import (
 // Snapshot is all that the exporter knows at one moment. Immutable: the next moment is another Snapshot. Data and health are
 // apart; neither is to be guessed from the other.
 type Snapshot struct {
-	GPUs     gpu.Reading    // counters in seconds, bytes, watts, joules, degrees Celsius, hertz; Device says which
-	Usage    []PodUsage     // by pod, made from GPUs and from the mapping that was known when they were read
-	Mapping  podmap.Mapping // who holds what
-	Training trainer.Result // what stats pages said
+	GPUs     gpu.Reading         // counters in seconds, bytes, watts, joules, degrees Celsius, hertz; Device says which
+	Usage    []PodUsage          // by pod, made from GPUs and from the mapping that was known when they were read
+	Mapping  podmap.Mapping      // who holds what, by the names that the kubelet has for devices
+	Held     []podmap.Allocation // the same by UUIDs, as far as the driver knows the names
+	Training trainer.Result      // what stats pages said
 
 	Stages [stages]Stage // health, by stage
 }
@@ -108,7 +109,8 @@ func (b *board) read(now time.Time, reading gpu.Reading) {
 	b.change(func(s *Snapshot) {
 		s.end(stageGPU, now)
 		s.GPUs = reading
-		b.usage, s.Usage = b.usage.advance(reading, s.Mapping.Allocations)
+		s.Held = resolve(reading, s.Mapping.Allocations)
+		b.usage, s.Usage = b.usage.advance(reading, s.Held)
 	})
 	select {
 	case b.wasRead <- struct{}{}:
@@ -121,6 +123,7 @@ func (b *board) read(now time.Time, reading gpu.Reading) {
 func (b *board) mapped(m podmap.Mapping) {
 	b.change(func(s *Snapshot) {
 		s.Mapping = m
+		s.Held = resolve(s.GPUs, m.Allocations)
 		holding, alive := map[string]bool{}, map[string]bool{}
 		for _, a := range m.Allocations {
 			holding[a.PodUID] = true
@@ -210,7 +213,7 @@ func (s *Snapshot) unknownDevices() (ids []string) {
 		return nil
 	}
 	known := holdables(s.GPUs)
-	for _, a := range s.Mapping.Allocations {
+	for _, a := range s.Held {
 		if _, ok := known[a.UUID]; !ok && (len(ids) == 0 || ids[len(ids)-1] != a.DeviceID) {
 			ids = append(ids, a.DeviceID)
 		}

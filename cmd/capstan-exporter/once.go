@@ -70,7 +70,7 @@ func onceOf(s *exporter.Snapshot) once {
 }
 
 func podsOn(s *exporter.Snapshot, d gpu.Device) (pods []string) {
-	for _, a := range s.Mapping.Allocations {
+	for _, a := range s.Held {
 		if name := a.Namespace + "/" + a.Pod; a.UUID == d.UUID && !slices.Contains(pods, name) {
 			pods = append(pods, name)
 		}

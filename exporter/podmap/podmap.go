@@ -34,8 +34,8 @@ type API struct {
 
 // Allocation is one device in the hands of one container.
 type Allocation struct {
-	DeviceID  string // as the kubelet says it: GPU-uuid, GPU-uuid::3, or anything else
-	UUID      string // DeviceID without its "::N"; whether a GPU of that name exists is not for this package to say
+	DeviceID  string // as the kubelet says it: GPU-uuid, GPU-uuid::3, nvidia0/gi3, or anything else
+	UUID      string // DeviceID without its replica: a UUID, or another name; which GPU that is, is not for this package to say
 	Namespace string
 	Pod       string
 	PodUID    string
@@ -77,16 +77,29 @@ const (
 	ReasonAmbiguous   = "ambiguous"    // two live pods of one name, or the UID changed around the call: bound to neither
 )
 
-// uuidOf cuts the replica off a device id.
+// uuidOf cuts the replica off a device id: "::N" of NVIDIA's plugin (time-slicing and MPS), "/vgpuN" of GKE's, "-N" after a whole UUID
+// of HAMi's and Volcano's.
 func uuidOf(id string) (uuid string, replica bool) {
-	uuid, _, replica = strings.Cut(id, "::")
-	return uuid, replica
+	if uuid, _, replica = strings.Cut(id, "::"); replica {
+		return uuid, true
+	}
+	if uuid, _, replica = strings.Cut(id, "/vgpu"); replica {
+		return uuid, true
+	}
+	const length = len("GPU-00000000-0000-0000-0000-000000000000")
+	if len(id) > length+1 && id[length] == '-' && (strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")) && strings.Trim(id[length+1:], "0123456789") == "" {
+		return id[:length], true
+	}
+	return id, false
 }
 
 // isGPU says whether a device may be one of ours: other vendors' plugins and NVIDIA's network devices are none of our business.
 func isGPU(resource, id string) bool {
-	return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") || strings.HasPrefix(resource, "nvidia.com/")
+	return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") || strings.HasPrefix(resource, "nvidia.com/") || resource == driverDRA
 }
+
+// driverDRA is the name of NVIDIA's driver for dynamic resource allocation. Its devices are named gpu-MINOR.
+const driverDRA = "gpu.nvidia.com"
 
 func compareAllocations(a, b Allocation) int {
 	return cmp.Or(cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.PodUID, b.PodUID),

@@ -168,6 +168,14 @@ func answerOf(response *podresources.ListPodResourcesResponse) Answer {
 				a = append(a, Holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
 					Resource: devices.GetResourceName(), DeviceIDs: devices.GetDeviceIds()})
 			}
+			for _, claim := range container.GetDynamicResources() {
+				for _, r := range claim.GetClaimResources() {
+					if r.GetDriverName() == driverDRA && r.GetDeviceName() != "" {
+						a = append(a, Holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
+							Resource: driverDRA, DeviceIDs: []string{r.GetDeviceName()}})
+					}
+				}
+			}
 		}
 	}
 	return a
