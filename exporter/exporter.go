@@ -38,20 +38,21 @@ type Reader interface {
 
 // Config is what [Run] needs.
 type Config struct {
-	Listen          string               // address of the HTTP server, like ":9401"
-	Interval        time.Duration        // between two readings of the GPUs; 100 ms to 1 min
-	KubeletDir      string               // absolute; the kubelet's --root-dir, /var/lib/kubelet
-	MappingInterval time.Duration        // between two questions to the kubelet; 1 ms to 1 min, and below 500 ms for tests only: it answers 100 a second for the whole node
-	MappingMaxAge   time.Duration        // how long the last good answer of the kubelet stands; MappingInterval to 5 min
-	StatsInterval   time.Duration        // between two reads of a trainer's stats page; 1 s to 5 min
-	StuckAfter      time.Duration        // how long a reading of the GPUs may take before /livez says no; 2 × Interval to 1 h
-	GPU             Reader               // required; Run closes it
-	Registry        *prometheus.Registry // required; Run registers its collector there and serves all that is in it
-	Logger          *slog.Logger         // required
-	WebConfig       string               // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
-	ProbeListen     string               // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
-	Release         <-chan bool          // true: let go of the driver until a false comes; nil = never
-	OnListen        func(net.Addr)       // called once the server listens, may be nil; for tests and port 0
+	Listen          string                             // address of the HTTP server, like ":9401"
+	Interval        time.Duration                      // between two readings of the GPUs; 100 ms to 1 min
+	KubeletDir      string                             // absolute; the kubelet's --root-dir, /var/lib/kubelet
+	MappingInterval time.Duration                      // between two questions to the kubelet; 1 ms to 1 min, and below 500 ms for tests only: it answers 100 a second for the whole node
+	Mapping         func(now time.Time) podmap.Mapping // in place of the kubelet's; nil = ask the kubelet
+	MappingMaxAge   time.Duration                      // how long the last good answer of the kubelet stands; MappingInterval to 5 min
+	StatsInterval   time.Duration                      // between two reads of a trainer's stats page; 1 s to 5 min
+	StuckAfter      time.Duration                      // how long a reading of the GPUs may take before /livez says no; 2 × Interval to 1 h
+	GPU             Reader                             // required; Run closes it
+	Registry        *prometheus.Registry               // required; Run registers its collector there and serves all that is in it
+	Logger          *slog.Logger                       // required
+	WebConfig       string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
+	ProbeListen     string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
+	Release         <-chan bool                        // true: let go of the driver until a false comes; nil = never
+	OnListen        func(net.Addr)                     // called once the server listens, may be nil; for tests and port 0
 }
 
 // Validate says which field has which value and what would be allowed.
@@ -162,6 +163,9 @@ func serve(ctx context.Context, listener net.Listener, h http.Handler, webConfig
 func collect(ctx context.Context, group *errgroup.Group, cfg Config, b *board) {
 	group.Go(func() error { return readGPUs(ctx, cfg, b) })
 	group.Go(func() error {
+		if cfg.Mapping != nil {
+			return repeatMapping(ctx, cfg, b)
+		}
 		return podmap.Run(ctx, podmap.Config{KubeletDir: cfg.KubeletDir, Interval: cfg.MappingInterval, MaxAge: cfg.MappingMaxAge,
 			Asked: func(now time.Time) { b.begin(stagePods, now) }, Answered: func(now time.Time) { b.end(stagePods, now) }, Publish: b.mapped,
 			Logger: cfg.Logger.With("stage", "pods")})
@@ -171,6 +175,23 @@ func collect(ctx context.Context, group *errgroup.Group, cfg Config, b *board) {
 			Began: func(now time.Time) { b.begin(stageStats, now) }, Ended: b.trained,
 			Logger: cfg.Logger.With("stage", "stats")})
 	})
+}
+
+// repeatMapping publishes the mapping of the configuration, once an interval, until ctx is done.
+func repeatMapping(ctx context.Context, cfg Config, b *board) error {
+	ticker := time.NewTicker(cfg.MappingInterval)
+	defer ticker.Stop()
+	for {
+		now := time.Now()
+		b.begin(stagePods, now)
+		b.mapped(cfg.Mapping(now))
+		b.end(stagePods, now)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
 }
 
 // Once collects for a moment without serving anything, and returns what is known then: at least two readings, and pods if the

@@ -19,6 +19,7 @@ import (
 
 	"github.com/capstan-gpu/capstan/exporter"
 	"github.com/capstan-gpu/capstan/exporter/gpu"
+	"github.com/capstan-gpu/capstan/exporter/podmap"
 	"github.com/capstan-gpu/capstan/metricname"
 )
 
@@ -42,6 +43,7 @@ func command() *cobra.Command {
 	var (
 		cfg               exporter.Config
 		library, node     string
+		profile           string
 		level             slog.Level
 		once              bool
 		output, logFormat string
@@ -65,6 +67,9 @@ A scrape does none of this: it shows what was known last. What is not known is a
   # Let go of the driver, for a change of it, and take it up again (on a node: kubectl exec POD -- capstan-exporter release)
   capstan-exporter release
   capstan-exporter resume
+
+  # Try dashboards and rules without any GPU
+  capstan-exporter --simulate mixed --listen 127.0.0.1:9401
 
   # With the simulated driver
   LD_LIBRARY_PATH=/fakegpu/lib FAKEGPU_STATE=/fakegpu/state capstan-exporter --listen 127.0.0.1:9401`,
@@ -90,6 +95,11 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			}
 			cfg.Logger = logger.With("node", node)
 			cfg.GPU = gpu.New(gpu.Config{LibraryPath: library, Logger: cfg.Logger})
+			if profile != "" {
+				if err := simulate(&cfg, profile); err != nil {
+					return usage(fmt.Errorf("--simulate: %w", err))
+				}
+			}
 			cfg.Registry = newRegistry(node)
 			if cfg.Interval < leastInterval {
 				//lint:ignore ST1005 it begins with a field's name, in the place of which usage puts the flag's
@@ -120,6 +130,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
+	f.StringVar(&profile, "simulate", "", "show eight GPUs that are not there, in the hands of pods that are not there, on any machine: "+strings.Join(gpu.SimulatedProfiles(), ", "))
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")
 	f.DurationVar(&cfg.MappingInterval, "mapping-interval", time.Second, "time between two questions to the kubelet who holds what, 500ms to 1m")
 	f.DurationVar(&cfg.MappingMaxAge, "mapping-max-age", 30*time.Second, "how long its last good answer stands when it does not answer, at most 5m")
@@ -133,10 +144,37 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	c.MarkFlagFilename("web-config", "yaml", "yml")
 	c.MarkFlagDirname("kubelet-dir")
 	c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("simulate", cobra.FixedCompletions(gpu.SimulatedProfiles(), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
 	c.AddCommand(releaseCommand(), resumeCommand())
 	return c
+}
+
+// simulate puts a node that is not there in place of this one: its GPUs, and for each of these, or each instance of one, a pod of a
+// StatefulSet that trains.
+func simulate(cfg *exporter.Config, profile string) error {
+	reader, err := gpu.Simulated(profile, cfg.Logger)
+	if err != nil {
+		return err
+	}
+	devices, err := gpu.SimulatedDevices(profile)
+	if err != nil {
+		return err
+	}
+	cfg.GPU = reader
+	cfg.Mapping = func(now time.Time) podmap.Mapping {
+		up := podmap.API{Up: true, Answered: now}
+		m := podmap.Mapping{At: now, Resources: up, PodsAPI: up}
+		for i, id := range devices {
+			pod := fmt.Sprintf("mnist-training-worker-%d", i)
+			uid := fmt.Sprintf("51000000-0000-4000-8000-%012d", i)
+			m.Allocations = append(m.Allocations, podmap.Allocation{DeviceID: id, UUID: id, Namespace: "simulated", Pod: pod, PodUID: uid, Container: "worker", Resource: "nvidia.com/gpu"})
+			m.Pods = append(m.Pods, podmap.Pod{Namespace: "simulated", Name: pod, UID: uid, Phase: "Running"})
+		}
+		return m
+	}
+	return nil
 }
 
 // releaseOnSignals turns SIGUSR1 into true and SIGUSR2 into false.

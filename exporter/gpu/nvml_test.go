@@ -339,8 +339,8 @@ func TestEverythingThatAGPUCanShow(t *testing.T) {
 			"ecc map[corrected:0 uncorrected:2]", "xid map[79:1]", "error nvmlDeviceGetFieldValues(144) UNKNOWN", "left 0 samples 0 event sets"},
 		"a100":     {"by samples up", "no counters", "of 400.0"},
 		"t4":       {"no counters", "power 7.0 instant - of 70.0 memory - °C", "throttled map[] pcie map[] nvlink map[]", "ecc map[]"},
-		"h100-mig": {"by gpm up", "instance 1g.10gb by gpm 0.0 sm 0.0", "instance 1g.10gb by gpm 1.0 sm 0.8 tensor 0.4 dram 0.5 memory 11", "left 0 samples"},
-		"a100-mig": {"by  up", "instance 3g.40gb by  - no counters memory 26"},
+		"h100-mig": {"by gpm up", "instance 1g.10gb by gpm 0.0 sm 0.0", "instance 1g.10gb by gpm 1.0 sm 0.8 tensor 0.4 dram 0.5 memory 10", "left 0 samples"},
+		"a100-mig": {"by  up", "instance 3g.40gb by  - no counters memory 40"},
 	} {
 		t.Run(profile, func(t *testing.T) {
 			out := play(t, "all", compiled(t, "full"), shape(t, profile), "TEST_VERBOSE=1")

@@ -169,7 +169,7 @@ func (g *GPU) AddField(id uint32, value uint64) {
 	}
 }
 
-// SetInstances switches MIG on with one instance for each profile, or off without any.
+// SetInstances switches MIG on with one instance for each profile (like 3g.40gb, whose memory is 40 GiB), or off without any.
 func (g *GPU) SetInstances(profiles ...string) {
 	g.Instances, g.MIG = [MaxInstances]Instance{}, 0
 	for i, profile := range profiles {
@@ -178,7 +178,11 @@ func (g *GPU) SetInstances(profiles ...string) {
 		copy(in.uuid[:], fmt.Sprintf("MIG-%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
 		copy(in.profile[:], profile)
 		in.GPUInstance = uint32(7 + i)
-		in.MemoryTotal, in.MemoryReserved = g.MemoryTotal/uint64(len(profiles)), 16<<20
+		var slices, gib uint64
+		if _, err := fmt.Sscanf(profile, "%dg.%dgb", &slices, &gib); err != nil {
+			gib = g.MemoryTotal >> 30 / uint64(len(profiles))
+		}
+		in.MemoryTotal, in.MemoryReserved = gib<<30, 16<<20
 		g.MIG = 1
 	}
 }
