@@ -57,6 +57,8 @@ var (
 	descThrottled    = desc(metricname.GPUThrottledSeconds, "Time in which the clocks were held down, by why.", metricname.UUID, metricname.Reason)
 	descPCIe         = desc(metricname.GPUPCIeBytes, "Bytes moved over PCIe.", metricname.UUID, metricname.Direction)
 	descNVLink       = desc(metricname.GPUNVLinkBytes, "Bytes moved over all NVLinks, without overhead of the protocol.", metricname.UUID, metricname.Direction)
+	descReplays      = desc(metricname.GPUPCIeReplays, "Transfers over PCIe that had to be repeated.", metricname.UUID)
+	descEngine       = desc(metricname.GPUEngineUtilization, "Busy share of the encoder, the decoder and the memory's controller in the last second, 0 to 1; not how full the memory is.", metricname.UUID, metricname.Engine)
 	descECC          = desc(metricname.GPUECCErrors, "ECC errors since the driver was loaded.", metricname.UUID, metricname.Type)
 	descRemapped     = desc(metricname.GPURemappedRows, "Memory rows replaced by spare ones, by the errors that caused it.", metricname.UUID, metricname.Type)
 	descRemapPending = desc(metricname.GPURowRemapPending, "1 = a row is replaced at the next reset of the GPU.", metricname.UUID)
@@ -113,7 +115,7 @@ var (
 	descRefused       = desc(samplesRefused, "Single samples left out of good stats pages.", metricname.Reason)
 
 	allDescs = []*prometheus.Desc{descGPUInfo, descGPUUp, descBusy, descObserved, descUtilization, descDiscarded, descMemUsed, descMemReserved, descMemTotal,
-		descPower, descPowerInstant, descPowerLimit, descEnergy, descTemperature, descMemTemp, descClock, descThrottled, descPCIe, descNVLink, descECC,
+		descPower, descPowerInstant, descPowerLimit, descEnergy, descTemperature, descMemTemp, descClock, descThrottled, descPCIe, descReplays, descNVLink, descEngine, descECC,
 		descRemapped, descRemapPending, descRemapFailed, descRecovery, descXID, descCalls, descCallSeconds,
 		descActivity.sm, descActivity.tensor, descActivity.dram, descActivity.observed,
 		descInstanceInfo, descInstanceBusy, descInstanceObserved, descInstanceUtilization, descInstanceMemUsed, descInstanceMemTotal,
@@ -230,6 +232,8 @@ func (p page) device(d *gpu.Device, driver string) {
 	p.each(descClock, prometheus.GaugeValue, d.ClockHertz, d.UUID)
 	p.each(descThrottled, prometheus.CounterValue, d.ThrottledSeconds, d.UUID)
 	p.each(descPCIe, prometheus.CounterValue, d.PCIeBytes, d.UUID)
+	p.maybeCounter(descReplays, d.PCIeReplays, d.UUID)
+	p.each(descEngine, prometheus.GaugeValue, d.EngineUtilization, d.UUID)
 	p.each(descNVLink, prometheus.CounterValue, d.NVLinkBytes, d.UUID)
 	p.each(descECC, prometheus.CounterValue, d.ECCErrors, d.UUID)
 	p.each(descRemapped, prometheus.GaugeValue, d.RemappedRows, d.UUID)

@@ -35,17 +35,17 @@ func node() *Snapshot {
 	full := func(i int, busy, observed, ratio float64) gpu.Device {
 		return gpu.Device{UUID: uuid(i), Index: i, Minor: i, Model: "NVIDIA H200", PCIBusID: fmt.Sprintf("00000000:%02X:00.0", 0x18+i), Up: true,
 			Load: gpu.Load{UtilizationSource: "samples", Busy: busy, Observed: observed, Utilization: &ratio,
-				Activity: &gpu.Activity{Observed: observed, SM: at(busy / 2), Tensor: at(busy / 4), DRAM: at(busy / 8)}},
+				Activity: &gpu.Activity{Observed: observed, SM: at(busy / 2), Tensor: at(busy / 4), DRAM: at(busy / 8), Graphics: &ratio, SMRatio: at(0.5), TensorRatio: at(0.25), DRAMRatio: at(0.125)}},
 			Memory: gpu.Memory{MemoryUsed: at(uint64(70) << 30), MemoryReserved: at(uint64(600) << 20), MemoryTotal: at(uint64(141) << 30)},
 			Gauges: gpu.Gauges{PowerWatts: at(612.5), PowerInstantWatts: at(630.0), PowerLimitWatts: at(700.0), EnergyJoules: at(1.25e6), TemperatureCelsius: at(61.0),
-				MemoryTemperatureCelsius: at(70.0), ClockHertz: map[string]float64{"sm": 1.98e9, "memory": 3.201e9}},
+				MemoryTemperatureCelsius: at(70.0), ClockHertz: map[string]float64{"sm": 1.98e9, "memory": 3.201e9}, EngineUtilization: map[string]float64{"encoder": 0, "decoder": 0.25, "memory": 0.4}},
 			Counters: gpu.Counters{ThrottledSeconds: map[string]float64{"power_cap": 2.5, "thermal_hardware": 0}, PCIeBytes: map[string]float64{"transmit": 1e12, "receive": 2e12},
-				NVLinkBytes: map[string]float64{"transmit": 3e12, "receive": 4e12}},
+				PCIeReplays: at(3.0), NVLinkBytes: map[string]float64{"transmit": 3e12, "receive": 4e12}},
 			Health: gpu.Health{ECCErrors: map[string]float64{"corrected": 1, "uncorrected": 0}, RemappedRows: map[string]float64{"corrected": 0, "uncorrected": 1},
 				RowRemapPending: at(true), RowRemapFailed: at(false), RecoveryAction: at(1)}}
 	}
 	lost := gpu.Device{UUID: uuid(2), Index: 2, Minor: 2, Model: "NVIDIA H200", PCIBusID: "00000000:1A:00.0", Reason: "GPU_IS_LOST",
-		Load: gpu.Load{UtilizationSource: "samples", Busy: 100, Observed: 200}, XIDErrors: map[uint64]uint64{79: 1}}
+		Load: gpu.Load{UtilizationSource: "samples", Busy: 100, Observed: 200}, XIDErrors: map[uint64]uint64{79: 1}, LastXID: 79}
 	divided := gpu.Device{UUID: uuid(4), Index: 4, Minor: 4, Model: "NVIDIA H200", PCIBusID: "00000000:1C:00.0", Up: true, MIG: true,
 		Load: gpu.Load{UtilizationSource: "gpm", Busy: 30, Observed: 60, Utilization: at(0.5)},
 		Instances: []gpu.Instance{{UUID: "MIG-00000000-0000-4000-8000-000000000000", Profile: "3g.71gb", GPUInstance: 1,
@@ -116,25 +116,29 @@ func render(t *testing.T, s *Snapshot, accept string) string {
 	return w.Body.String()
 }
 
-// The page of one reading, whole. It is also what the adapter's tests read.
-func TestGoldenPage(t *testing.T) {
-	for file, accept := range map[string]string{"metrics.prom": "text/plain", "metrics.openmetrics": "application/openmetrics-text"} {
-		got := render(t, node(), accept)
-		path := "testdata/golden/" + file
-		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
+// golden compares with a file in testdata/golden.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	path := "testdata/golden/" + file
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got; rewrite with: go test ./exporter -update)\n%s", path, diff)
-		}
+		return
 	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; rewrite with: go test ./exporter -update)\n%s", path, diff)
+	}
+}
+
+// The page of one reading, whole. It is also what the adapter's tests read.
+func TestGoldenPage(t *testing.T) {
+	golden(t, "metrics.prom", render(t, node(), "text/plain"))
+	golden(t, "metrics.openmetrics", render(t, node(), "application/openmetrics-text"))
 }
 
 func TestNames(t *testing.T) {
@@ -148,6 +152,16 @@ func TestNames(t *testing.T) {
 }
 
 // A node that knows nothing yet serves no value of a GPU or pod, in particular no 0.
+// The page that somebody who comes from dcgm-exporter sees beside ours.
+func TestGoldenDCGM(t *testing.T) {
+	s := node()
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(&dcgm{snapshot: func() *Snapshot { return s }, host: "node-1"})
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(r, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	golden(t, "dcgm.prom", w.Body.String())
+}
+
 func TestNothingKnown(t *testing.T) {
 	for name, s := range map[string]*Snapshot{
 		"nothing collected": {},

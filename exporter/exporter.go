@@ -52,6 +52,8 @@ type Config struct {
 	WebConfig       string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
 	ProbeListen     string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
 	Release         <-chan bool                        // true: let go of the driver until a false comes; nil = never
+	CompatDCGM      bool                               // also serve the names of dcgm-exporter's default counters
+	NodeName        string                             // their label Hostname
 	OnListen        func(net.Addr)                     // called once the server listens, may be nil; for tests and port 0
 }
 
@@ -103,6 +105,11 @@ func Run(ctx context.Context, cfg Config) error {
 	b := newBoard()
 	if err := cfg.Registry.Register(&collector{snapshot: b.snapshot, now: time.Now, training: trainingDescs(stats.Families())}); err != nil {
 		return fmt.Errorf("register the collector: %w", err)
+	}
+	if cfg.CompatDCGM {
+		if err := cfg.Registry.Register(&dcgm{snapshot: b.snapshot, host: cfg.NodeName}); err != nil {
+			return fmt.Errorf("register dcgm-exporter's names: %w", err)
+		}
 	}
 	metrics := newPages(selected(cfg.Registry, slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelError)), cfg.Interval)
 	group, ctx := errgroup.WithContext(ctx)

@@ -27,13 +27,15 @@ const (
 	GPUThrottledSeconds   = Prefix + "gpu_throttled_seconds_total" // by label [Reason]
 	GPUPCIeBytes          = Prefix + "gpu_pcie_bytes_total"        // by label [Direction]
 	GPUNVLinkBytes        = Prefix + "gpu_nvlink_bytes_total"      // by label [Direction], over all links
-	GPUECCErrors          = Prefix + "gpu_ecc_errors_total"        // by label [Type]
-	GPURemappedRows       = Prefix + "gpu_remapped_rows"           // by label [Type]
-	GPURowRemapPending    = Prefix + "gpu_row_remap_pending"       // 1 = a reset of the GPU will remap
-	GPURowRemapFailed     = Prefix + "gpu_row_remap_failed"        // 1 = no spare row is left
-	GPURecoveryAction     = Prefix + "gpu_recovery_action"         // 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
-	GPUXIDErrors          = Prefix + "gpu_xid_errors_total"        // by label [XID]
-	GPUSMActive           = Prefix + "gpu_sm_active_seconds_total" // weighed by the share of the multiprocessors; Hopper and newer
+	GPUPCIeReplays        = Prefix + "gpu_pcie_replays_total"
+	GPUEngineUtilization  = Prefix + "gpu_engine_utilization_ratio" // by label [Engine]
+	GPUECCErrors          = Prefix + "gpu_ecc_errors_total"         // by label [Type]
+	GPURemappedRows       = Prefix + "gpu_remapped_rows"            // by label [Type]
+	GPURowRemapPending    = Prefix + "gpu_row_remap_pending"        // 1 = a reset of the GPU will remap
+	GPURowRemapFailed     = Prefix + "gpu_row_remap_failed"         // 1 = no spare row is left
+	GPURecoveryAction     = Prefix + "gpu_recovery_action"          // 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
+	GPUXIDErrors          = Prefix + "gpu_xid_errors_total"         // by label [XID]
+	GPUSMActive           = Prefix + "gpu_sm_active_seconds_total"  // weighed by the share of the multiprocessors; Hopper and newer
 	GPUTensorActive       = Prefix + "gpu_tensor_active_seconds_total"
 	GPUDRAMActive         = Prefix + "gpu_dram_active_seconds_total" // weighed by the share of the memory's bandwidth
 	GPUActivityObserved   = Prefix + "gpu_activity_observed_seconds_total"
@@ -94,6 +96,7 @@ const (
 	Profile           = "profile"
 	GPUInstance       = "gpu_instance"
 	Direction         = "direction"
+	Engine            = "engine"
 	Type              = "type"
 	XID               = "xid"
 	Call              = "call"

@@ -43,7 +43,7 @@ func command() *cobra.Command {
 	var (
 		cfg               exporter.Config
 		library, node     string
-		profile           string
+		profile, compat   string
 		level             slog.Level
 		once              bool
 		output, logFormat string
@@ -95,6 +95,11 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			}
 			cfg.Logger = logger.With("node", node)
 			cfg.GPU = gpu.New(gpu.Config{LibraryPath: library, Logger: cfg.Logger})
+			cfg.NodeName = node
+			if compat != "" && compat != "dcgm" {
+				return usage(fmt.Errorf("--compat is %q: there is only dcgm", compat))
+			}
+			cfg.CompatDCGM = compat == "dcgm"
 			if profile != "" {
 				if err := simulate(&cfg, profile); err != nil {
 					return usage(fmt.Errorf("--simulate: %w", err))
@@ -130,6 +135,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
+	f.StringVar(&compat, "compat", "", "dcgm: also serve the names, labels and units of dcgm-exporter's default counters, for dashboards and rules made for it")
 	f.StringVar(&profile, "simulate", "", "show eight GPUs that are not there, in the hands of pods that are not there, on any machine: "+strings.Join(gpu.SimulatedProfiles(), ", "))
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")
 	f.DurationVar(&cfg.MappingInterval, "mapping-interval", time.Second, "time between two questions to the kubelet who holds what, 500ms to 1m")
@@ -144,6 +150,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	c.MarkFlagFilename("web-config", "yaml", "yml")
 	c.MarkFlagDirname("kubelet-dir")
 	c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("compat", cobra.FixedCompletions([]string{"dcgm"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("simulate", cobra.FixedCompletions(gpu.SimulatedProfiles(), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))

@@ -37,6 +37,10 @@ type device interface {
 	energy() (millijoules uint64, c code)           // nvmlDeviceGetTotalEnergyConsumption
 	temperature() (celsius uint32, c code)          // nvmlDeviceGetTemperature, the GPU's sensor
 	clock(kind int) (megahertz uint32, c code)      // nvmlDeviceGetClockInfo
+	encoder() (percent uint32, c code)              // nvmlDeviceGetEncoderUtilization
+	decoder() (percent uint32, c code)              // nvmlDeviceGetDecoderUtilization
+	controller() (percent uint32, c code)           // nvmlDeviceGetUtilizationRates, the memory's
+	replays() (count uint32, c code)                // nvmlDeviceGetPcieReplayCounter
 	fields(ask []field) ([]value, code)             // nvmlDeviceGetFieldValues, an answer for each
 
 	// activity is what the performance counters say of the time since the last call with this key: nvmlGpmSampleGet, or

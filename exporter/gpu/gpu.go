@@ -54,6 +54,8 @@ type Device struct {
 	Health
 	XIDErrors map[uint64]uint64 // how often each XID was reported since this Reader first saw the GPU (nvmlEventSetWait)
 
+	LastXID uint64 // the newest of them, 0 = none
+
 	MIG       bool // the GPU is divided: pods hold its Instances
 	Instances []Instance
 }
@@ -88,6 +90,8 @@ type Activity struct {
 	SM       *float64 // a warp was assigned to the multiprocessors, mean over all of them
 	Tensor   *float64 // the tensor pipes were active
 	DRAM     *float64 // the memory's bandwidth was used
+
+	Graphics, SMRatio, TensorRatio, DRAMRatio *float64 // 0..1, in the newest reading; Graphics is the graphics and compute engine
 }
 
 // Memory is in bytes; used is without reserved where the driver tells them apart (nvmlDeviceGetMemoryInfo_v2).
@@ -104,6 +108,7 @@ type Gauges struct {
 	TemperatureCelsius       *float64           // of the chip
 	MemoryTemperatureCelsius *float64           // field 82
 	ClockHertz               map[string]float64 // by "sm", "memory"
+	EngineUtilization        map[string]float64 // 0..1, of the last second or less, by "encoder", "decoder", "memory": the controller's, not how full it is
 }
 
 // Counters are what the driver itself counts, since it was loaded.
@@ -111,6 +116,7 @@ type Counters struct {
 	ThrottledSeconds map[string]float64 // by reason: power_cap, sync_boost, thermal_software, thermal_hardware, power_brake
 	PCIeBytes        map[string]float64 // by direction: transmit, receive
 	NVLinkBytes      map[string]float64 // by direction, over all links, without protocol overhead
+	PCIeReplays      *float64           // nvmlDeviceGetPcieReplayCounter
 }
 
 // Health changes rarely, and is asked rarely.

@@ -100,6 +100,7 @@ type activityMeter struct {
 	last     time.Time
 	observed float64
 	seconds  map[metric]float64 // of the metrics that this GPU has
+	newest   map[metric]float64 // shares of the newest answer
 	missed   int                // answers in a row that lacked one of them
 }
 
@@ -123,6 +124,12 @@ func (m *activityMeter) add(now time.Time, s shares) bool {
 			if _, ok := clamped(percent); !ok {
 				return false
 			}
+		}
+	}
+	m.newest = map[metric]float64{}
+	for id, percent := range s {
+		if share, ok := clamped(percent); ok {
+			m.newest[id] = share
 		}
 	}
 	elapsed := now.Sub(m.last)
@@ -154,11 +161,12 @@ func (m *activityMeter) published() *Activity {
 	if m.last.IsZero() {
 		return nil
 	}
-	at := func(id metric) *float64 {
-		if v, ok := m.seconds[id]; ok {
+	at := func(of map[metric]float64, id metric) *float64 {
+		if v, ok := of[id]; ok {
 			return &v
 		}
 		return nil
 	}
-	return &Activity{Observed: m.observed, SM: at(smUtil), Tensor: at(tensorUtil), DRAM: at(dramUtil)}
+	return &Activity{Observed: m.observed, SM: at(m.seconds, smUtil), Tensor: at(m.seconds, tensorUtil), DRAM: at(m.seconds, dramUtil),
+		Graphics: at(m.newest, graphicsUtil), SMRatio: at(m.newest, smUtil), TensorRatio: at(m.newest, tensorUtil), DRAMRatio: at(m.newest, dramUtil)}
 }

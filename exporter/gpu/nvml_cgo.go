@@ -67,6 +67,9 @@ var needed = map[string][]string{
 	"temperature": {"nvmlDeviceGetTemperature"},
 	"clock":       {"nvmlDeviceGetClockInfo"},
 	"powerLimit":  {"nvmlDeviceGetEnforcedPowerLimit"},
+	"encoder":     {"nvmlDeviceGetEncoderUtilization"},
+	"decoder":     {"nvmlDeviceGetDecoderUtilization"},
+	"replays":     {"nvmlDeviceGetPcieReplayCounter"},
 	"fields":      {"nvmlDeviceGetFieldValues"},
 
 	"gpmSupport": {"nvmlGpmQueryDeviceSupport"},
@@ -292,6 +295,38 @@ func (h handle) powerLimit() (uint32, code) {
 	}
 	v, r := h.GetEnforcedPowerLimit()
 	return v, code(r)
+}
+
+func (h handle) encoder() (uint32, code) {
+	if h.lacks("encoder") {
+		return 0, functionMissing
+	}
+	v, _, r := h.GetEncoderUtilization()
+	return v, code(r)
+}
+
+func (h handle) decoder() (uint32, code) {
+	if h.lacks("decoder") {
+		return 0, functionMissing
+	}
+	v, _, r := h.GetDecoderUtilization()
+	return v, code(r)
+}
+
+func (h handle) controller() (uint32, code) {
+	if h.lacks("rates") {
+		return 0, functionMissing
+	}
+	u, r := h.GetUtilizationRates()
+	return u.Memory, code(r)
+}
+
+func (h handle) replays() (uint32, code) {
+	if h.lacks("replays") {
+		return 0, functionMissing
+	}
+	v, r := h.GetPcieReplayCounter()
+	return uint32(v), code(r)
 }
 
 func (h handle) fields(ask []field) ([]value, code) {

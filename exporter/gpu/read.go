@@ -61,7 +61,7 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 	switch {
 	case a.down:
 		// Of a GPU that is lost nothing is known but who it was, and what it reported.
-		d = Device{UUID: d.UUID, Model: d.Model, PCIBusID: d.PCIBusID, Index: d.Index, Minor: d.Minor, MIG: d.MIG, XIDErrors: d.XIDErrors,
+		d = Device{UUID: d.UUID, Model: d.Model, PCIBusID: d.PCIBusID, Index: d.Index, Minor: d.Minor, MIG: d.MIG, XIDErrors: d.XIDErrors, LastXID: d.LastXID,
 			Reason: u.Reason, Load: Load{UtilizationSource: u.UtilizationSource}}
 		u.gauged, u.checked = time.Time{}, time.Time{}
 		for _, p := range u.instances {
@@ -191,6 +191,19 @@ func (a *asking) gauges() (g Gauges) {
 			return c
 		})
 	}
+	for name, call := range map[string]struct {
+		name string
+		make func() (uint32, code)
+	}{"encoder": {"nvmlDeviceGetEncoderUtilization", h.encoder}, "decoder": {"nvmlDeviceGetDecoderUtilization", h.decoder},
+		"memory": {"nvmlDeviceGetUtilizationRates", h.controller}} {
+		a.ask(call.name, func() code {
+			percent, c := call.make()
+			if share, ok := clamped(float64(percent)); ok && c == success {
+				put(&g.EngineUtilization, name, share)
+			}
+			return c
+		})
+	}
 	a.fields(map[field]func(value){
 		{id: 82}:  func(v value) { g.MemoryTemperatureCelsius = &v.number },
 		{id: 186}: func(v value) { w := v.number / 1e3; g.PowerInstantWatts = &w },
@@ -205,6 +218,7 @@ const allLinks = 0xFFFFFFFF // the scope of a field that is to be summed over th
 
 // counters takes what the driver counts. Both directions of a bus or none: half of it would be misread as all.
 func (a *asking) counters() (c Counters) {
+	a.ask("nvmlDeviceGetPcieReplayCounter", func() code { v, code := a.unit.handle.replays(); return into(&c.PCIeReplays, float64(v), code) })
 	throttled := func(reason string) func(value) {
 		return func(v value) { put(&c.ThrottledSeconds, reason, v.number/1e9) } // ns
 	}

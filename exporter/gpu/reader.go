@@ -186,6 +186,7 @@ func (r *Reader) takeEvents() {
 			u.XIDErrors = map[uint64]uint64{}
 		}
 		u.XIDErrors[e.xid]++
+		u.LastXID = e.xid
 	}
 }
 

@@ -68,6 +68,10 @@ func (g *scripted) energy() (uint64, code)           { return 5_000, g.code("ene
 func (g *scripted) temperature() (uint32, code)      { return 40, g.code("temperature") }
 func (g *scripted) clock(int) (uint32, code)         { return 1000, g.code("clock") }
 func (g *scripted) powerLimit() (uint32, code)       { return 700_000, g.code("powerLimit") }
+func (g *scripted) encoder() (uint32, code)          { return 5, g.code("encoder") }
+func (g *scripted) decoder() (uint32, code)          { return 6, g.code("decoder") }
+func (g *scripted) controller() (uint32, code)       { return 7, g.code("controller") }
+func (g *scripted) replays() (uint32, code)          { return 8, g.code("replays") }
 func (g *scripted) instances() ([]instance, code)    { return g.parts, g.code("instances") }
 func (g *scripted) fields(ask []field) (all []value, c code) {
 	for _, f := range ask {
@@ -102,7 +106,7 @@ func TestReadsUnits(t *testing.T) {
 	if !d.Up || d.UtilizationSource != "rates" || *d.Utilization != 0.5 || !near(d.Busy, 5) || !near(d.Observed, 10) {
 		t.Errorf("up %v by %q: %v, busy %g of %g; want rates, 0.5, 5 of 10", d.Up, d.UtilizationSource, *d.Utilization, d.Busy, d.Observed)
 	}
-	if *d.PowerWatts != 250 || *d.EnergyJoules != 5 || *d.TemperatureCelsius != 40 || d.ClockHertz["sm"] != 1e9 || *d.PowerLimitWatts != 700 || *d.MemoryReserved != 2 {
+	if *d.PowerWatts != 250 || *d.EnergyJoules != 5 || *d.TemperatureCelsius != 40 || d.ClockHertz["sm"] != 1e9 || *d.PowerLimitWatts != 700 || fmt.Sprint(d.EngineUtilization) != "map[decoder:0.06 encoder:0.05 memory:0.07]" || *d.PCIeReplays != 8 || *d.MemoryReserved != 2 {
 		t.Errorf("power %v W, energy %v J, %v °C, sm %v Hz, reserved %v", *d.PowerWatts, *d.EnergyJoules, *d.TemperatureCelsius, d.ClockHertz["sm"], *d.MemoryReserved)
 	}
 }
@@ -200,11 +204,11 @@ func TestDearCallsRarely(t *testing.T) {
 		}
 	}
 	for _, c := range reading.Costs {
-		if c.Call == "nvmlDeviceGetUtilizationRates" && c.Count == 60 {
+		if c.Call == "nvmlDeviceGetMemoryInfo_v2" && c.Count == 60 {
 			return
 		}
 	}
-	t.Errorf("costs %v lack 60 nvmlDeviceGetUtilizationRates", reading.Costs)
+	t.Errorf("costs %v lack 60 nvmlDeviceGetMemoryInfo_v2", reading.Costs)
 }
 
 func TestPerformanceCounters(t *testing.T) {
@@ -340,7 +344,7 @@ func TestEveryCallFailsForLong(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	r := newReader(&script{gpus: []*scripted{g}}, nil)
 	after(r, 0, 3)
-	for _, call := range strings.Fields("samples rates memory power powerLimit energy temperature clock fields") {
+	for _, call := range strings.Fields("samples rates memory power powerLimit energy temperature clock fields encoder decoder controller replays") {
 		g.codes[call] = unknown
 	}
 	if reading := after(r, 3, blindAtMost-1); reading.Err != nil {

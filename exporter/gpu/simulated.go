@@ -177,6 +177,16 @@ func (g *simulated) clock(kind int) (uint32, code) {
 	return g.kind.megahertz[kind-1], g.answers() // 1 and 2 are asked for
 }
 
+func (g *simulated) encoder() (uint32, code) { return 0, g.answers() }
+func (g *simulated) decoder() (uint32, code) { return 0, g.answers() }
+func (g *simulated) replays() (uint32, code) { return 0, g.answers() }
+func (g *simulated) controller() (uint32, code) {
+	if g.kind.instances != nil {
+		return 0, notSupported
+	}
+	return uint32(40 * g.share(g.now())), g.answers()
+}
+
 func (g *simulated) fields(ask []field) ([]value, code) {
 	worked := g.worked(g.now()) / 1e6
 	known := map[uint32]float64{

@@ -33,7 +33,8 @@
 	X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex) X(nvmlDeviceGetGpuInstanceId)                \
 	X(nvmlDeviceGetComputeInstanceId)                                                                                     \
 	X(nvmlDeviceGetComputeRunningProcesses_v3) X(nvmlDeviceGetMPSComputeRunningProcesses_v3)                              \
-	X(nvmlDeviceGetProcessUtilization)
+	X(nvmlDeviceGetProcessUtilization)                                                                                    \
+	X(nvmlDeviceGetEncoderUtilization) X(nvmlDeviceGetDecoderUtilization) X(nvmlDeviceGetPcieReplayCounter)
 
 #define X(name) FN_##name,
 enum fakegpu_function { FAKEGPU_FUNCTIONS(X) FAKEGPU_FUNCTION_COUNT };

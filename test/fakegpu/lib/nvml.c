@@ -341,6 +341,32 @@ nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t d, unsigned int *milli
 	return SUCCESS;
 }
 
+/* Training neither encodes nor decodes. */
+nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t d, unsigned int *percent, unsigned int *period_us) {
+	NEED(percent);
+	NEED(period_us);
+	CALL(nvmlDeviceGetEncoderUtilization, d);
+	*percent = 0;
+	*period_us = 1000000;
+	return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t d, unsigned int *percent, unsigned int *period_us) {
+	NEED(percent);
+	NEED(period_us);
+	CALL(nvmlDeviceGetDecoderUtilization, d);
+	*percent = 0;
+	*period_us = 1000000;
+	return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t d, unsigned int *count) {
+	NEED(count);
+	CALL(nvmlDeviceGetPcieReplayCounter, d);
+	*count = 0;
+	return SUCCESS;
+}
+
 /* Every value has a return of its own; the call succeeds even when none does. */
 typedef struct {
 	unsigned int fieldId, scopeId;
