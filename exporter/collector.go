@@ -65,7 +65,6 @@ var (
 	descRemapFailed  = desc(metricname.GPURowRemapFailed, "1 = a row could not be replaced: the GPU is to be exchanged.", metricname.UUID)
 	descRecovery     = desc(metricname.GPURecoveryAction, "What the driver asks for: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset.", metricname.UUID)
 	descXID          = desc(metricname.GPUXIDErrors, "XID errors that the driver reported since the exporter began.", metricname.UUID, metricname.XID)
-	descCalls        = desc(metricname.Calls, "Calls of NVML.", metricname.Call)
 	descCallSeconds  = desc(metricname.CallSeconds, "Time that calls of NVML took.", metricname.Call)
 
 	descActivity = activityDescs{
@@ -88,7 +87,7 @@ var (
 	}
 
 	descClock      = desc(metricname.GPUClock, "Clock frequency now.", metricname.UUID, metricname.Clock)
-	descCallErrors = desc(metricname.GPUCollectErrors, "NVML calls that failed, by call and code; without uuid those of the library as a whole.",
+	descCallErrors = desc(metricname.GPUCollectErrors, "NVML calls that failed, by call and code; OUT_OF_RANGE = an answer that cannot be and was dropped; without uuid those of the library as a whole.",
 		metricname.UUID, metricname.Call, metricname.Code)
 	descAllocation = desc(metricname.GPUAllocationInfo, "Which container holds this GPU.",
 		metricname.UUID, metricname.Namespace, metricname.Pod, metricname.PodUID, metricname.Container, metricname.Resource, metricname.Shared)
@@ -101,8 +100,6 @@ var (
 	descPodMemory   = podDesc(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", metricname.Shared)
 
 	descLibraryUp     = desc(metricname.LibraryUp, "1 = the NVML library answers.")
-	descDiscarded     = desc(metricname.DiscardedUtilizations, "Utilization readings above 100 %, which were dropped.", metricname.UUID)
-	descDriverInfo    = desc(metricname.DriverInfo, "The driver's version.", metricname.DriverVersion)
 	descSnapshot      = desc(metricname.SnapshotTimestamp, "When the GPUs were read.")
 	descDuration      = desc(metricname.CollectionSeconds, "How long the newest round of a stage took.", metricname.Stage)
 	descAge           = desc(stageAge, "How long ago a stage last came to an end; grows while its driver, kubelet or trainers do not answer.", metricname.Stage)
@@ -114,13 +111,13 @@ var (
 	descReads         = desc(metricname.StatsReads, "Reads of trainers' stats pages, by how they ended.", metricname.Result)
 	descRefused       = desc(samplesRefused, "Single samples left out of good stats pages.", metricname.Reason)
 
-	allDescs = []*prometheus.Desc{descGPUInfo, descGPUUp, descBusy, descObserved, descUtilization, descDiscarded, descMemUsed, descMemReserved, descMemTotal,
+	allDescs = []*prometheus.Desc{descGPUInfo, descGPUUp, descBusy, descObserved, descUtilization, descMemUsed, descMemReserved, descMemTotal,
 		descPower, descPowerInstant, descPowerLimit, descEnergy, descTemperature, descMemTemp, descClock, descThrottled, descPCIe, descReplays, descNVLink, descEngine, descECC,
-		descRemapped, descRemapPending, descRemapFailed, descRecovery, descXID, descCalls, descCallSeconds,
+		descRemapped, descRemapPending, descRemapFailed, descRecovery, descXID, descCallSeconds,
 		descActivity.sm, descActivity.tensor, descActivity.dram, descActivity.observed,
 		descInstanceInfo, descInstanceBusy, descInstanceObserved, descInstanceUtilization, descInstanceMemUsed, descInstanceMemTotal,
 		descInstanceActivity.sm, descInstanceActivity.tensor, descInstanceActivity.dram, descInstanceActivity.observed, descPodSM, descPodActivity, descCallErrors, descAllocation, descPodGPUs, descPodBusy, descPodObserved, descPodMemory,
-		descLibraryUp, descDriverInfo, descSnapshot, descDuration, descAge, descMappingAge, descMappingErrors, descKubeletUp, descWithoutUID,
+		descLibraryUp, descSnapshot, descDuration, descAge, descMappingAge, descMappingErrors, descKubeletUp, descWithoutUID,
 		descUnknown, descReads, descRefused}
 )
 
@@ -162,7 +159,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		p.counter(descCallErrors, float64(e.Count), e.UUID, e.Call, e.Code)
 	}
 	for _, c := range s.GPUs.Costs {
-		p.counter(descCalls, float64(c.Count), c.Call)
 		p.counter(descCallSeconds, c.Seconds, c.Call)
 	}
 	p.allocations(s)
@@ -219,7 +215,6 @@ func (p page) device(d *gpu.Device, driver string) {
 	p.gauge(descGPUInfo, 1, d.UUID, strconv.Itoa(d.Index), strconv.Itoa(d.Minor), d.Model, d.PCIBusID, driver, d.UtilizationSource)
 	p.gauge(descGPUUp, number(d.Up), d.UUID)
 	p.load(d.Load, descBusy, descObserved, descUtilization, descActivity, d.UUID)
-	p.counter(descDiscarded, float64(d.Discarded), d.UUID)
 	p.bytes(descMemUsed, d.MemoryUsed, d.UUID)
 	p.bytes(descMemReserved, d.MemoryReserved, d.UUID)
 	p.bytes(descMemTotal, d.MemoryTotal, d.UUID)
@@ -230,6 +225,7 @@ func (p page) device(d *gpu.Device, driver string) {
 	p.maybe(descTemperature, d.TemperatureCelsius, d.UUID)
 	p.maybe(descMemTemp, d.MemoryTemperatureCelsius, d.UUID)
 	p.each(descClock, prometheus.GaugeValue, d.ClockHertz, d.UUID)
+	p.each(descClock, prometheus.GaugeValue, d.MoreClockHertz, d.UUID)
 	p.each(descThrottled, prometheus.CounterValue, d.ThrottledSeconds, d.UUID)
 	p.each(descPCIe, prometheus.CounterValue, d.PCIeBytes, d.UUID)
 	p.maybeCounter(descReplays, d.PCIeReplays, d.UUID)
@@ -314,9 +310,6 @@ func (p page) self(s *Snapshot, now time.Time) {
 	if !s.Stages[stageGPU].Ended.IsZero() {
 		p.gauge(descLibraryUp, number(s.GPUs.Err == nil))
 		p.gauge(descSnapshot, float64(s.GPUs.At.UnixMilli())/1000)
-		if s.GPUs.DriverVersion != "" {
-			p.gauge(descDriverInfo, 1, s.GPUs.DriverVersion)
-		}
 	}
 	for i, stage := range s.Stages {
 		if !stage.Ended.IsZero() {

@@ -37,12 +37,13 @@ func node() *Snapshot {
 			Load: gpu.Load{UtilizationSource: "samples", Busy: busy, Observed: observed, Utilization: &ratio,
 				Activity: &gpu.Activity{Observed: observed, SM: at(busy / 2), Tensor: at(busy / 4), DRAM: at(busy / 8), Graphics: &ratio, SMRatio: at(0.5), TensorRatio: at(0.25), DRAMRatio: at(0.125)}},
 			Memory: gpu.Memory{MemoryUsed: at(uint64(70) << 30), MemoryReserved: at(uint64(600) << 20), MemoryTotal: at(uint64(141) << 30)},
-			Gauges: gpu.Gauges{PowerWatts: at(612.5), PowerInstantWatts: at(630.0), PowerLimitWatts: at(700.0), EnergyJoules: at(1.25e6), TemperatureCelsius: at(61.0),
-				MemoryTemperatureCelsius: at(70.0), ClockHertz: map[string]float64{"sm": 1.98e9, "memory": 3.201e9}, EngineUtilization: map[string]float64{"encoder": 0, "decoder": 0.25, "memory": 0.4}},
+			Gauges: gpu.Gauges{PowerWatts: at(612.5), EnergyJoules: at(1.25e6), TemperatureCelsius: at(61.0),
+				MemoryTemperatureCelsius: at(70.0), ClockHertz: map[string]float64{"sm": 1.98e9}},
 			Counters: gpu.Counters{ThrottledSeconds: map[string]float64{"power_cap": 2.5, "thermal_hardware": 0}, PCIeBytes: map[string]float64{"transmit": 1e12, "receive": 2e12},
-				PCIeReplays: at(3.0), NVLinkBytes: map[string]float64{"transmit": 3e12, "receive": 4e12}},
-			Health: gpu.Health{ECCErrors: map[string]float64{"corrected": 1, "uncorrected": 0}, RemappedRows: map[string]float64{"corrected": 0, "uncorrected": 1},
-				RowRemapPending: at(true), RowRemapFailed: at(false), RecoveryAction: at(1)}}
+				NVLinkBytes: map[string]float64{"transmit": 3e12, "receive": 4e12}},
+			Health: gpu.Health{ECCErrors: map[string]float64{"corrected": 1, "uncorrected": 0}, RowRemapFailed: at(false), RecoveryAction: at(1)},
+			Detail: gpu.Detail{MoreClockHertz: map[string]float64{"memory": 3.201e9}, PowerInstantWatts: at(630.0), PowerLimitWatts: at(700.0), EngineUtilization: map[string]float64{"encoder": 0, "decoder": 0.25, "memory": 0.4},
+				PCIeReplays: at(3.0), RemappedRows: map[string]float64{"corrected": 0, "uncorrected": 1}, RowRemapPending: at(true)}}
 	}
 	lost := gpu.Device{UUID: uuid(2), Index: 2, Minor: 2, Model: "NVIDIA H200", PCIBusID: "00000000:1A:00.0", Reason: "GPU_IS_LOST",
 		Load: gpu.Load{UtilizationSource: "samples", Busy: 100, Observed: 200}, XIDErrors: map[uint64]uint64{79: 1}, LastXID: 79}

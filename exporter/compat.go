@@ -68,7 +68,7 @@ func activity(d *gpu.Device, f func(a *gpu.Activity) *float64) *float64 {
 
 var dcgmFamilies = []dcgmFamily{
 	dcgmGauge("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", func(d *gpu.Device) *float64 { return entry(d.ClockHertz, "sm", 1e-6) }),
-	dcgmGauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", func(d *gpu.Device) *float64 { return entry(d.ClockHertz, "memory", 1e-6) }),
+	dcgmGauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", func(d *gpu.Device) *float64 { return entry(d.MoreClockHertz, "memory", 1e-6) }),
 	dcgmGauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C).", func(d *gpu.Device) *float64 { return d.MemoryTemperatureCelsius }),
 	dcgmGauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", func(d *gpu.Device) *float64 { return d.TemperatureCelsius }),
 	dcgmGauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", func(d *gpu.Device) *float64 { return d.PowerWatts }),

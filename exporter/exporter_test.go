@@ -512,3 +512,37 @@ func TestCompressed(t *testing.T) {
 		t.Errorf("body %q, %v", body, err)
 	}
 }
+
+// A page is made ahead for who is about to ask, by how long they paused before; not for every reading in between.
+func TestPagesAheadOfAScrape(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rendered := 0
+		p := newPages(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { rendered++ }), time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		read := make(chan struct{})
+		var group sync.WaitGroup
+		group.Go(func() { p.run(ctx, read) })
+		scrape := func() {
+			r, _ := http.NewRequest("GET", "/metrics", nil)
+			p.newest(p.form(r), time.Now(), p.lifetime)
+		}
+		// A scrape every 5 s, a reading every second in between.
+		for i := range 60 {
+			if i%5 == 0 {
+				before := rendered
+				scrape()
+				if ahead := rendered == before; i > 10 && !ahead {
+					t.Errorf("the scrape at %d s had to wait for its page", i)
+				}
+			}
+			time.Sleep(900 * time.Millisecond)
+			read <- struct{}{}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if rendered > 17 { // two before the pause is known, and one for each reading that a scrape follows
+			t.Errorf("%d pages were made for 12 scrapes", rendered)
+		}
+		cancel()
+		group.Wait()
+	})
+}

@@ -112,8 +112,9 @@ func (s *Snapshot) heldGPUs() int {
 	return len(held)
 }
 
-// A page is rendered when the GPUs were read, for those who asked for one lately, so that a scrape finds it ready and fifty at
-// once do not wait for each other. One that is older than lifetime, as when the driver is stuck, is rendered by who asks.
+// A page is rendered when the GPUs were read and somebody is about to ask: who has asked every five seconds does so again. So a scrape
+// finds it ready, fifty at once do not wait for each other, and nobody pays for pages that are not read. One that is older than
+// lifetime, as when the driver is stuck, is rendered by who asks.
 const (
 	renderEvery = 200 * time.Millisecond // at most, however often the GPUs are read
 	lately      = time.Minute
@@ -123,6 +124,7 @@ const (
 // pages keeps the newest page in each form (format and compression) that is asked for. Safe for concurrent use.
 type pages struct {
 	render   http.Handler
+	interval time.Duration // between two readings
 	lifetime time.Duration // a little longer than the time between two readings, at most 1.25 s
 
 	mu    sync.Mutex // guards forms
@@ -132,6 +134,7 @@ type pages struct {
 type form struct {
 	request *http.Request // the first that asked for it
 	wanted  atomic.Int64  // when it was asked for last, Unix nanoseconds
+	pause   atomic.Int64  // how long it was not asked for before that
 	page    atomic.Pointer[response]
 	mu      sync.Mutex // held while rendering; who needs the result waits for it
 }
@@ -149,7 +152,7 @@ func (r *response) WriteHeader(code int)        { r.code = code }
 func (r *response) Write(b []byte) (int, error) { return r.body.Write(b) }
 
 func newPages(render http.Handler, interval time.Duration) *pages {
-	return &pages{render: render, lifetime: min(interval, time.Second) + 250*time.Millisecond, forms: map[string]*form{}}
+	return &pages{render: render, interval: interval, lifetime: min(interval, time.Second) + 250*time.Millisecond, forms: map[string]*form{}}
 }
 
 func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -174,11 +177,17 @@ func (p *pages) run(ctx context.Context, read <-chan struct{}) {
 		forms := slices.Collect(maps.Values(p.forms))
 		p.mu.Unlock()
 		for _, f := range forms {
-			if now.UnixNano()-f.wanted.Load() < int64(lately) {
+			if f.due(now, p.interval) {
 				p.newest(f, now, renderEvery)
 			}
 		}
 	}
+}
+
+// due says whether the form will be asked for before the next reading.
+func (f *form) due(now time.Time, interval time.Duration) bool {
+	since := time.Duration(now.UnixNano() - f.wanted.Load())
+	return since < lately && since+interval >= time.Duration(f.pause.Load())
 }
 
 // newest is the form's page if it is younger than most, else a new one.
@@ -208,8 +217,12 @@ func (p *pages) form(r *http.Request) *form {
 			clear(p.forms)
 		}
 		f = &form{request: r.Clone(context.Background())}
+		f.wanted.Store(time.Now().UnixNano()) // it never was before
 		p.forms[key] = f
 	}
-	f.wanted.Store(time.Now().UnixNano())
+	now := time.Now().UnixNano()
+	if pause := now - f.wanted.Swap(now); pause >= int64(renderEvery) { // else it is one of several who ask at once
+		f.pause.Store(pause)
+	}
 	return f
 }

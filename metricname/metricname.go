@@ -10,48 +10,45 @@ const Prefix = "capstan_"
 
 // Families about a GPU. Each carries the label [UUID].
 const (
-	GPUInfo               = Prefix + "gpu_info"                   // 1; who this GPU is, in labels
-	GPUUp                 = Prefix + "gpu_up"                     // 1 = it answers, 0 = remembered but lost
-	GPUBusySeconds        = Prefix + "gpu_busy_seconds_total"     // seconds for which a kernel was running
-	GPUObservedSeconds    = Prefix + "gpu_observed_seconds_total" // seconds for which a valid reading exists
-	GPUUtilizationRatio   = Prefix + "gpu_utilization_ratio"      // 0..1, the newest reading
-	GPUMemoryUsed         = Prefix + "gpu_memory_used_bytes"      // without what the driver reserves
-	GPUMemoryReserved     = Prefix + "gpu_memory_reserved_bytes"  // held by the driver
-	GPUMemoryTotal        = Prefix + "gpu_memory_total_bytes"     //
-	GPUPower              = Prefix + "gpu_power_watts"            //
-	GPUEnergy             = Prefix + "gpu_energy_joules_total"    // since the driver was loaded
-	GPUTemperature        = Prefix + "gpu_temperature_celsius"    //
-	GPUPowerInstant       = Prefix + "gpu_power_instant_watts"    //
-	GPUPowerLimit         = Prefix + "gpu_power_limit_watts"      // that the driver enforces
-	GPUMemoryTemperature  = Prefix + "gpu_memory_temperature_celsius"
-	GPUThrottledSeconds   = Prefix + "gpu_throttled_seconds_total" // by label [Reason]
-	GPUPCIeBytes          = Prefix + "gpu_pcie_bytes_total"        // by label [Direction]
-	GPUNVLinkBytes        = Prefix + "gpu_nvlink_bytes_total"      // by label [Direction], over all links
-	GPUPCIeReplays        = Prefix + "gpu_pcie_replays_total"
-	GPUEngineUtilization  = Prefix + "gpu_engine_utilization_ratio" // by label [Engine]
-	GPUECCErrors          = Prefix + "gpu_ecc_errors_total"         // by label [Type]
-	GPURemappedRows       = Prefix + "gpu_remapped_rows"            // by label [Type]
-	GPURowRemapPending    = Prefix + "gpu_row_remap_pending"        // 1 = a reset of the GPU will remap
-	GPURowRemapFailed     = Prefix + "gpu_row_remap_failed"         // 1 = no spare row is left
-	GPURecoveryAction     = Prefix + "gpu_recovery_action"          // 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
-	GPUXIDErrors          = Prefix + "gpu_xid_errors_total"         // by label [XID]
-	GPUSMActive           = Prefix + "gpu_sm_active_seconds_total"  // weighed by the share of the multiprocessors; Hopper and newer
-	GPUTensorActive       = Prefix + "gpu_tensor_active_seconds_total"
-	GPUDRAMActive         = Prefix + "gpu_dram_active_seconds_total" // weighed by the share of the memory's bandwidth
-	GPUActivityObserved   = Prefix + "gpu_activity_observed_seconds_total"
-	CallSeconds           = Prefix + "nvml_call_seconds_total"      // by label [Call]
-	Calls                 = Prefix + "nvml_calls_total"             // by label [Call]
-	GPUClock              = Prefix + "gpu_clock_hertz"              // by label [Clock]
-	GPUCollectErrors      = Prefix + "gpu_collect_errors_total"     // by labels [Call] and [Code]
-	GPUAllocationInfo     = Prefix + "gpu_allocation_info"          // 1; which container holds this GPU
-	DriverInfo            = Prefix + "driver_info"                  // 1; the driver version in a label
-	LibraryUp             = Prefix + "nvml_up"                      // 1 = the NVML library answers
-	SnapshotTimestamp     = Prefix + "snapshot_timestamp_seconds"   // Unix time at which the served snapshot was taken
-	CollectionSeconds     = Prefix + "collection_duration_seconds"  // duration of the newest collection, by label [Stage]
-	StatsReads            = Prefix + "stats_page_reads_total"       // reads of trainers' stats pages, by label [Result]
-	PodMappingAge         = Prefix + "pod_mapping_age_seconds"      // age of the newest good answer of the kubelet
-	PodMappingErrors      = Prefix + "pod_mapping_errors_total"     // failed or unusable answers of the kubelet, by label [Reason]
-	DiscardedUtilizations = Prefix + "gpu_discarded_readings_total" // readings outside their range, dropped
+	GPUInfo              = Prefix + "gpu_info"                   // 1; who this GPU is, in labels
+	GPUUp                = Prefix + "gpu_up"                     // 1 = it answers, 0 = remembered but lost
+	GPUBusySeconds       = Prefix + "gpu_busy_seconds_total"     // seconds for which a kernel was running
+	GPUObservedSeconds   = Prefix + "gpu_observed_seconds_total" // seconds for which a valid reading exists
+	GPUUtilizationRatio  = Prefix + "gpu_utilization_ratio"      // 0..1, the newest reading
+	GPUMemoryUsed        = Prefix + "gpu_memory_used_bytes"      // without what the driver reserves
+	GPUMemoryReserved    = Prefix + "gpu_memory_reserved_bytes"  // held by the driver
+	GPUMemoryTotal       = Prefix + "gpu_memory_total_bytes"     //
+	GPUPower             = Prefix + "gpu_power_watts"            //
+	GPUEnergy            = Prefix + "gpu_energy_joules_total"    // since the driver was loaded
+	GPUTemperature       = Prefix + "gpu_temperature_celsius"    //
+	GPUPowerInstant      = Prefix + "gpu_power_instant_watts"    //
+	GPUPowerLimit        = Prefix + "gpu_power_limit_watts"      // that the driver enforces
+	GPUMemoryTemperature = Prefix + "gpu_memory_temperature_celsius"
+	GPUThrottledSeconds  = Prefix + "gpu_throttled_seconds_total" // by label [Reason]
+	GPUPCIeBytes         = Prefix + "gpu_pcie_bytes_total"        // by label [Direction]
+	GPUNVLinkBytes       = Prefix + "gpu_nvlink_bytes_total"      // by label [Direction], over all links
+	GPUPCIeReplays       = Prefix + "gpu_pcie_replays_total"
+	GPUEngineUtilization = Prefix + "gpu_engine_utilization_ratio" // by label [Engine]
+	GPUECCErrors         = Prefix + "gpu_ecc_errors_total"         // by label [Type]
+	GPURemappedRows      = Prefix + "gpu_remapped_rows"            // by label [Type]
+	GPURowRemapPending   = Prefix + "gpu_row_remap_pending"        // 1 = a reset of the GPU will remap
+	GPURowRemapFailed    = Prefix + "gpu_row_remap_failed"         // 1 = no spare row is left
+	GPURecoveryAction    = Prefix + "gpu_recovery_action"          // 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
+	GPUXIDErrors         = Prefix + "gpu_xid_errors_total"         // by label [XID]
+	GPUSMActive          = Prefix + "gpu_sm_active_seconds_total"  // weighed by the share of the multiprocessors; Hopper and newer
+	GPUTensorActive      = Prefix + "gpu_tensor_active_seconds_total"
+	GPUDRAMActive        = Prefix + "gpu_dram_active_seconds_total" // weighed by the share of the memory's bandwidth
+	GPUActivityObserved  = Prefix + "gpu_activity_observed_seconds_total"
+	CallSeconds          = Prefix + "nvml_call_seconds_total"     // by label [Call]
+	GPUClock             = Prefix + "gpu_clock_hertz"             // by label [Clock]
+	GPUCollectErrors     = Prefix + "gpu_collect_errors_total"    // by labels [Call] and [Code]; OUT_OF_RANGE = an answer that cannot be
+	GPUAllocationInfo    = Prefix + "gpu_allocation_info"         // 1; which container holds this GPU
+	LibraryUp            = Prefix + "nvml_up"                     // 1 = the NVML library answers
+	SnapshotTimestamp    = Prefix + "snapshot_timestamp_seconds"  // Unix time at which the served snapshot was taken
+	CollectionSeconds    = Prefix + "collection_duration_seconds" // duration of the newest collection, by label [Stage]
+	StatsReads           = Prefix + "stats_page_reads_total"      // reads of trainers' stats pages, by label [Result]
+	PodMappingAge        = Prefix + "pod_mapping_age_seconds"     // age of the newest good answer of the kubelet
+	PodMappingErrors     = Prefix + "pod_mapping_errors_total"    // failed or unusable answers of the kubelet, by label [Reason]
 )
 
 // Families about a MIG instance. Each carries [UUID], [ParentUUID] and [Profile]. They are apart from those of the GPU, so that a sum

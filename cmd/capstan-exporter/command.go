@@ -44,6 +44,7 @@ func command() *cobra.Command {
 		cfg               exporter.Config
 		library, node     string
 		profile, compat   string
+		detail            bool
 		level             slog.Level
 		once              bool
 		output, logFormat string
@@ -94,14 +95,15 @@ A scrape does none of this: it shows what was known last. What is not known is a
 				return err
 			}
 			cfg.Logger = logger.With("node", node)
-			cfg.GPU = gpu.New(gpu.Config{LibraryPath: library, Logger: cfg.Logger})
+			config := gpu.Config{LibraryPath: library, Detail: detail || compat == "dcgm", Logger: cfg.Logger}
+			cfg.GPU = gpu.New(config)
 			cfg.NodeName = node
 			if compat != "" && compat != "dcgm" {
 				return usage(fmt.Errorf("--compat is %q: there is only dcgm", compat))
 			}
 			cfg.CompatDCGM = compat == "dcgm"
 			if profile != "" {
-				if err := simulate(&cfg, profile); err != nil {
+				if err := simulate(&cfg, profile, config); err != nil {
 					return usage(fmt.Errorf("--simulate: %w", err))
 				}
 			}
@@ -135,6 +137,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
+	f.BoolVar(&detail, "detail", false, "also read what few look at: memory clock, power limit and instant power, encoder, decoder and memory controller, PCIe replays, remapped rows")
 	f.StringVar(&compat, "compat", "", "dcgm: also serve the names, labels and units of dcgm-exporter's default counters, for dashboards and rules made for it")
 	f.StringVar(&profile, "simulate", "", "show eight GPUs that are not there, in the hands of pods that are not there, on any machine: "+strings.Join(gpu.SimulatedProfiles(), ", "))
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")
@@ -160,8 +163,8 @@ A scrape does none of this: it shows what was known last. What is not known is a
 
 // simulate puts a node that is not there in place of this one: its GPUs, and for each of these, or each instance of one, a pod of a
 // StatefulSet that trains.
-func simulate(cfg *exporter.Config, profile string) error {
-	reader, err := gpu.Simulated(profile, cfg.Logger)
+func simulate(cfg *exporter.Config, profile string, config gpu.Config) error {
+	reader, err := gpu.Simulated(profile, config)
 	if err != nil {
 		return err
 	}

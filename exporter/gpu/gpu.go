@@ -27,6 +27,7 @@ var (
 // Config of a Reader. The zero value reads the library that the loader finds, and logs nothing.
 type Config struct {
 	LibraryPath string // "" = libnvidia-ml.so.1, found by the loader
+	Detail      bool   // also read what few look at: see Detail
 	Logger      *slog.Logger
 }
 
@@ -52,6 +53,7 @@ type Device struct {
 	Gauges
 	Counters
 	Health
+	Detail
 	XIDErrors map[uint64]uint64 // how often each XID was reported since this Reader first saw the GPU (nvmlEventSetWait)
 
 	LastXID uint64 // the newest of them, 0 = none
@@ -78,7 +80,6 @@ type Load struct {
 	UtilizationSource string
 	Busy, Observed    float64  // seconds since this Reader first saw the GPU; monotone
 	Utilization       *float64 // 0..1, since the reading before
-	Discarded         uint64   // readings outside 0 to 100 %, dropped
 
 	Activity *Activity // nil = no performance counters: before Hopper
 }
@@ -102,33 +103,39 @@ type Memory struct {
 // Gauges are read every few seconds.
 type Gauges struct {
 	PowerWatts               *float64           // nvmlDeviceGetPowerUsage: mean of the last second on Ampere and newer, else now
-	PowerInstantWatts        *float64           // field 186
-	PowerLimitWatts          *float64           // nvmlDeviceGetEnforcedPowerLimit
 	EnergyJoules             *float64           // since the driver was loaded
 	TemperatureCelsius       *float64           // of the chip
 	MemoryTemperatureCelsius *float64           // field 82
-	ClockHertz               map[string]float64 // by "sm", "memory"
-	EngineUtilization        map[string]float64 // 0..1, of the last second or less, by "encoder", "decoder", "memory": the controller's, not how full it is
+	ClockHertz               map[string]float64 // by "sm"
+}
+
+// Detail is read only on request.
+type Detail struct {
+	MoreClockHertz    map[string]float64 // by "memory"
+	PowerInstantWatts *float64           // field 186
+	PowerLimitWatts   *float64           // nvmlDeviceGetEnforcedPowerLimit
+	EngineUtilization map[string]float64 // 0..1, of the last second or less, by "encoder", "decoder", "memory": the controller's, not how full it is
+	PCIeReplays       *float64           // nvmlDeviceGetPcieReplayCounter
+	RemappedRows      map[string]float64 // by type of the error that caused it, ever
+	RowRemapPending   *bool              // a reset of the GPU will remap
 }
 
 // Counters are what the driver itself counts, since it was loaded.
 type Counters struct {
-	ThrottledSeconds map[string]float64 // by reason: power_cap, sync_boost, thermal_software, thermal_hardware, power_brake
+	ThrottledSeconds map[string]float64 // by reason: power_cap, thermal_software, thermal_hardware, power_brake
 	PCIeBytes        map[string]float64 // by direction: transmit, receive
 	NVLinkBytes      map[string]float64 // by direction, over all links, without protocol overhead
-	PCIeReplays      *float64           // nvmlDeviceGetPcieReplayCounter
 }
 
 // Health changes rarely, and is asked rarely.
 type Health struct {
-	ECCErrors       map[string]float64 // by type, corrected and uncorrected, since the driver was loaded
-	RemappedRows    map[string]float64 // by type of the error that caused it, ever
-	RowRemapPending *bool              // a reset of the GPU will remap
-	RowRemapFailed  *bool              // the GPU has no spare row left
-	RecoveryAction  *int               // nvmlDeviceGpuRecoveryAction_t: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
+	ECCErrors      map[string]float64 // by type, corrected and uncorrected, since the driver was loaded
+	RowRemapFailed *bool              // the GPU has no spare row left
+	RecoveryAction *int               // nvmlDeviceGpuRecoveryAction_t: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain, 4 drain and reset
 }
 
-// CallErrors counts how often a call about a GPU (UUID "" = about none) failed with a code.
+// CallErrors counts how often a call about a GPU (UUID "" = about none) failed with a code. OUT_OF_RANGE is ours: the call succeeded,
+// and what it gave cannot be, like a utilization of 4294967295 %.
 type CallErrors struct {
 	UUID, Call, Code string
 	Count            uint64

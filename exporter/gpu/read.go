@@ -53,6 +53,9 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 	if now.Sub(u.gauged) >= gaugesEvery {
 		u.gauged = now
 		d.Gauges, d.Counters = a.gauges(), a.counters()
+		if r.detail {
+			d.Detail = a.detail()
+		}
 	}
 	if now.Sub(u.checked) >= healthEvery {
 		u.checked = now
@@ -94,9 +97,12 @@ type loadMeter struct {
 }
 
 func (m *loadMeter) publish(l *Load) {
-	l.Busy, l.Observed, l.Discarded = m.busy, m.observed, m.discarded
+	l.Busy, l.Observed = m.busy, m.observed
 	l.Activity = m.activity.published()
 }
+
+// outOfRange is the code of an answer that cannot be.
+const outOfRange = "OUT_OF_RANGE"
 
 // load integrates the ring's new samples. The ring of an idle GPU runs dry; then the rate of the last second speaks. Where MIG is on
 // there is neither, and the performance counters speak, if the GPU has them.
@@ -108,9 +114,17 @@ func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device,
 			l.Utilization = &share
 		}
 	}
+	// An answer that cannot be is an error of its call, and that alone.
+	checked := func(call string, f func() code) {
+		before := m.discarded
+		a.about(known, uuid, call, f)
+		if n := m.discarded - before; n > 0 {
+			a.reader.errors[CallErrors{UUID: uuid, Call: call, Code: outOfRange}] += n
+		}
+	}
 	whole := gpuInstance < 0
 	if whole {
-		a.about(known, uuid, samples, func() code {
+		checked(samples, func() code {
 			ring, c := h.samples(m.newest)
 			if c == success {
 				take(m.samples(a.now, ring))
@@ -118,7 +132,7 @@ func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device,
 			return c
 		})
 		if l.Utilization == nil {
-			a.about(known, uuid, rates, func() code {
+			checked(rates, func() code {
 				percent, c := h.rates()
 				if c == success {
 					take(m.rate(a.now, percent))
@@ -128,7 +142,7 @@ func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device,
 		}
 	}
 	hidden := !whole || known.unsupported(samples, a.now) && known.unsupported(rates, a.now)
-	a.about(known, uuid, counters, func() code {
+	checked(counters, func() code {
 		found, c := h.activity(uuid, gpuInstance)
 		if c != success {
 			return c
@@ -179,46 +193,28 @@ func (a *asking) memory(m *Memory, known asked, uuid string, h device) code {
 func (a *asking) gauges() (g Gauges) {
 	h := a.unit.handle
 	a.ask("nvmlDeviceGetPowerUsage", func() code { v, c := h.power(); return into(&g.PowerWatts, float64(v)/1e3, c) })
-	a.ask("nvmlDeviceGetEnforcedPowerLimit", func() code { v, c := h.powerLimit(); return into(&g.PowerLimitWatts, float64(v)/1e3, c) })
 	a.ask("nvmlDeviceGetTotalEnergyConsumption", func() code { v, c := h.energy(); return into(&g.EnergyJoules, float64(v)/1e3, c) })
 	a.ask("nvmlDeviceGetTemperature", func() code { v, c := h.temperature(); return into(&g.TemperatureCelsius, float64(v), c) })
-	for name, kind := range clocks {
-		a.ask("nvmlDeviceGetClockInfo", func() code {
-			v, c := h.clock(kind)
-			if c == success {
-				put(&g.ClockHertz, name, float64(v)*1e6)
-			}
-			return c
-		})
-	}
-	for name, call := range map[string]struct {
-		name string
-		make func() (uint32, code)
-	}{"encoder": {"nvmlDeviceGetEncoderUtilization", h.encoder}, "decoder": {"nvmlDeviceGetDecoderUtilization", h.decoder},
-		"memory": {"nvmlDeviceGetUtilizationRates", h.controller}} {
-		a.ask(call.name, func() code {
-			percent, c := call.make()
-			if share, ok := clamped(float64(percent)); ok && c == success {
-				put(&g.EngineUtilization, name, share)
-			}
-			return c
-		})
-	}
-	a.fields(map[field]func(value){
-		{id: 82}:  func(v value) { g.MemoryTemperatureCelsius = &v.number },
-		{id: 186}: func(v value) { w := v.number / 1e3; g.PowerInstantWatts = &w },
-	})
+	a.clock(&g.ClockHertz, "sm", 1)
+	a.fields(map[field]func(value){{id: 82}: func(v value) { g.MemoryTemperatureCelsius = &v.number }})
 	return g
 }
 
-// clocks are the nvmlClockType_t that are read. The graphics clock is that of the multiprocessors, and video follows it.
-var clocks = map[string]int{"sm": 1, "memory": 2}
+// clock reads one nvmlClockType_t. The graphics clock is that of the multiprocessors, and video follows it.
+func (a *asking) clock(to *map[string]float64, name string, kind int) {
+	a.ask("nvmlDeviceGetClockInfo", func() code {
+		v, c := a.unit.handle.clock(kind)
+		if c == success {
+			put(to, name, float64(v)*1e6)
+		}
+		return c
+	})
+}
 
 const allLinks = 0xFFFFFFFF // the scope of a field that is to be summed over the links
 
 // counters takes what the driver counts. Both directions of a bus or none: half of it would be misread as all.
 func (a *asking) counters() (c Counters) {
-	a.ask("nvmlDeviceGetPcieReplayCounter", func() code { v, code := a.unit.handle.replays(); return into(&c.PCIeReplays, float64(v), code) })
 	throttled := func(reason string) func(value) {
 		return func(v value) { put(&c.ThrottledSeconds, reason, v.number/1e9) } // ns
 	}
@@ -230,7 +226,7 @@ func (a *asking) counters() (c Counters) {
 		}
 	}
 	a.fields(map[field]func(value){
-		{id: 74}: throttled("power_cap"), {id: 76}: throttled("sync_boost"), {id: 269}: throttled("thermal_software"),
+		{id: 74}: throttled("power_cap"), {id: 269}: throttled("thermal_software"),
 		{id: 270}: throttled("thermal_hardware"), {id: 271}: throttled("power_brake"),
 		{id: 197}: moved(&c.PCIeBytes, "transmit", 1), {id: 198}: moved(&c.PCIeBytes, "receive", 1),
 		{id: 138, scope: allLinks}: moved(&c.NVLinkBytes, "transmit", 1024), {id: 139, scope: allLinks}: moved(&c.NVLinkBytes, "receive", 1024), // KiB
@@ -239,19 +235,42 @@ func (a *asking) counters() (c Counters) {
 }
 
 func (a *asking) health() (h Health) {
-	count := func(to *map[string]float64, kind string) func(value) {
-		return func(v value) { put(to, kind, v.number) }
-	}
-	flag := func(to **bool) func(value) {
-		return func(v value) { set := v.number != 0; *to = &set }
+	count := func(kind string) func(value) {
+		return func(v value) { put(&h.ECCErrors, kind, v.number) }
 	}
 	a.fields(map[field]func(value){
-		{id: 3}: count(&h.ECCErrors, "corrected"), {id: 4}: count(&h.ECCErrors, "uncorrected"),
-		{id: 142}: count(&h.RemappedRows, "corrected"), {id: 143}: count(&h.RemappedRows, "uncorrected"),
-		{id: 144}: flag(&h.RowRemapPending), {id: 145}: flag(&h.RowRemapFailed),
+		{id: 3}: count("corrected"), {id: 4}: count("uncorrected"),
+		{id: 145}: func(v value) { failed := v.number != 0; h.RowRemapFailed = &failed },
 		{id: 230}: func(v value) { action := int(v.number); h.RecoveryAction = &action },
 	})
 	return h
+}
+
+func (a *asking) detail() (d Detail) {
+	h := a.unit.handle
+	a.clock(&d.MoreClockHertz, "memory", 2)
+	a.ask("nvmlDeviceGetEnforcedPowerLimit", func() code { v, c := h.powerLimit(); return into(&d.PowerLimitWatts, float64(v)/1e3, c) })
+	a.ask("nvmlDeviceGetPcieReplayCounter", func() code { v, c := h.replays(); return into(&d.PCIeReplays, float64(v), c) })
+	for name, call := range map[string]struct {
+		name string
+		make func() (uint32, code)
+	}{"encoder": {"nvmlDeviceGetEncoderUtilization", h.encoder}, "decoder": {"nvmlDeviceGetDecoderUtilization", h.decoder},
+		"memory": {"nvmlDeviceGetUtilizationRates", h.controller}} {
+		a.ask(call.name, func() code {
+			percent, c := call.make()
+			if share, ok := clamped(float64(percent)); ok && c == success {
+				put(&d.EngineUtilization, name, share)
+			}
+			return c
+		})
+	}
+	a.fields(map[field]func(value){
+		{id: 186}: func(v value) { w := v.number / 1e3; d.PowerInstantWatts = &w },
+		{id: 142}: func(v value) { put(&d.RemappedRows, "corrected", v.number) },
+		{id: 143}: func(v value) { put(&d.RemappedRows, "uncorrected", v.number) },
+		{id: 144}: func(v value) { pending := v.number != 0; d.RowRemapPending = &pending },
+	})
+	return d
 }
 
 // fields asks for several values in one call, and hands out those that are good. Each has a return of its own.

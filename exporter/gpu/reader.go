@@ -27,6 +27,7 @@ const (
 type Reader struct {
 	driver driver
 	log    *slog.Logger
+	detail bool
 	clock  func() time.Time // what calls cost
 
 	opened     bool      // the library is initialized
@@ -71,13 +72,15 @@ type asked map[string]time.Time
 func (a asked) unsupported(call string, now time.Time) bool { return now.Before(a[call]) }
 
 // New makes a Reader. It opens nothing and starts nothing.
-func New(config Config) *Reader { return newReader(newDriver(config.LibraryPath), config.Logger) }
+func New(config Config) *Reader {
+	return newReader(newDriver(config.LibraryPath), config.Logger, config.Detail)
+}
 
-func newReader(d driver, log *slog.Logger) *Reader {
+func newReader(d driver, log *slog.Logger, detail bool) *Reader {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Reader{driver: d, log: log, clock: time.Now, openWait: openAgainFirst, errors: map[CallErrors]uint64{}, costs: map[string]*CallCost{}}
+	return &Reader{driver: d, log: log, detail: detail, clock: time.Now, openWait: openAgainFirst, errors: map[CallErrors]uint64{}, costs: map[string]*CallCost{}}
 }
 
 // Close lets go of the driver: none of its device files is held afterwards, though the library's file stays mapped, as glibc will have

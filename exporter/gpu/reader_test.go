@@ -101,7 +101,7 @@ func after(r *Reader, from, seconds int) (last Reading) {
 }
 
 func TestReadsUnits(t *testing.T) {
-	r := newReader(&script{gpus: []*scripted{newScripted("GPU-a", 50)}}, nil)
+	r := newReader(&script{gpus: []*scripted{newScripted("GPU-a", 50)}}, nil, true)
 	d := after(r, 0, 11).Devices[0]
 	if !d.Up || d.UtilizationSource != "rates" || *d.Utilization != 0.5 || !near(d.Busy, 5) || !near(d.Observed, 10) {
 		t.Errorf("up %v by %q: %v, busy %g of %g; want rates, 0.5, 5 of 10", d.Up, d.UtilizationSource, *d.Utilization, d.Busy, d.Observed)
@@ -113,7 +113,7 @@ func TestReadsUnits(t *testing.T) {
 
 func TestALostGPUCostsOnlyItself(t *testing.T) {
 	a, b := newScripted("GPU-a", 100), newScripted("GPU-b", 100)
-	r := newReader(&script{gpus: []*scripted{a, b}}, nil)
+	r := newReader(&script{gpus: []*scripted{a, b}}, nil, true)
 	after(r, 0, 5)
 	b.codes["rates"] = gpuIsLost
 	reading := after(r, 5, 10)
@@ -138,7 +138,7 @@ func TestALostGPUCostsOnlyItself(t *testing.T) {
 func TestUnsupportedIsAbsentAndAskedRarely(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	g.codes["rates"], g.codes["energy"], g.codes["memory"] = notSupported, functionMissing, notSupported
-	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
 	reading := after(r, 0, 60)
 	d := reading.Devices[0]
 	if d.UtilizationSource != "" || d.Utilization != nil || d.Observed != 0 || d.EnergyJoules != nil || d.MemoryReserved != nil || *d.MemoryUsed != 3 {
@@ -155,10 +155,11 @@ func TestUnsupportedIsAbsentAndAskedRarely(t *testing.T) {
 
 func TestGarbageIsDroppedAndCounted(t *testing.T) {
 	g := newScripted("GPU-a", 4294967295)
-	r := newReader(&script{gpus: []*scripted{g}}, nil)
-	d := after(r, 0, 5).Devices[0]
-	if d.Utilization != nil || d.Observed != 0 || d.Discarded != 5 {
-		t.Errorf("%+v; want nothing known and 5 discarded", d)
+	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	reading := after(r, 0, 5)
+	want := []CallErrors{{"GPU-a", "nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE", 5}}
+	if d := reading.Devices[0]; d.Utilization != nil || d.Observed != 0 || !slices.Equal(reading.Errors, want) {
+		t.Errorf("%+v, errors %v; want nothing known and %v", d, reading.Errors, want)
 	}
 }
 
@@ -172,7 +173,7 @@ func TestFieldsHaveCodesAndUnitsOfTheirOwn(t *testing.T) {
 		4: {number: 1}, 3: {code: unknown}, // ECC: one is good, the other is not
 		145: {number: 1}, 230: {number: 2}, // no spare row, reboot the node
 	}
-	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
 	reading := after(r, 0, 2)
 	d := reading.Devices[0]
 	if d.ThrottledSeconds["power_cap"] != 2.5 || len(d.ThrottledSeconds) != 1 || d.NVLinkBytes["transmit"] != 3072 || d.NVLinkBytes["receive"] != 4096 {
@@ -194,11 +195,11 @@ func TestFieldsHaveCodesAndUnitsOfTheirOwn(t *testing.T) {
 
 func TestDearCallsRarely(t *testing.T) {
 	g := newScripted("GPU-a", 50)
-	g.given = map[uint32]value{4: {}, 74: {}, 82: {}}
-	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	g.given = map[uint32]value{4: {}, 74: {}, 82: {}, 186: {}}
+	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
 	reading := after(r, 0, 60)
-	// Fields: gauges and counters every 5 s, health every 30 s.
-	for call, want := range map[string]int{"rates": 60, "memory": 60, "power": 12, "clock": 24, "fields": 2*12 + 2, "uuid": 2, "instances": 2} {
+	// Fields: gauges, counters and detail every 5 s, health every 30 s.
+	for call, want := range map[string]int{"rates": 60, "memory": 60, "power": 12, "clock": 24, "fields": 3*12 + 2, "uuid": 2, "instances": 2} {
 		if g.calls[call] != want {
 			t.Errorf("%s was called %d times in a minute, want %d", call, g.calls[call], want)
 		}
@@ -211,10 +212,24 @@ func TestDearCallsRarely(t *testing.T) {
 	t.Errorf("costs %v lack 60 nvmlDeviceGetMemoryInfo_v2", reading.Costs)
 }
 
+func TestDetailOnRequestOnly(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	g.given = map[uint32]value{186: {number: 1}, 142: {}}
+	d := after(newReader(&script{gpus: []*scripted{g}}, nil, false), 0, 5).Devices[0]
+	if d.PowerInstantWatts != nil || d.PowerLimitWatts != nil || d.EngineUtilization != nil || d.PCIeReplays != nil || d.RemappedRows != nil {
+		t.Errorf("%+v; want no detail", d.Detail)
+	}
+	for _, call := range []string{"encoder", "decoder", "controller", "replays", "powerLimit"} {
+		if g.calls[call] != 0 {
+			t.Errorf("%s was called %d times, want never", call, g.calls[call])
+		}
+	}
+}
+
 func TestPerformanceCounters(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	g.counters = map[string]shares{"GPU-a": {graphicsUtil: 90, smUtil: 60, dramUtil: 30}}
-	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
 	d := after(r, 0, 11).Devices[0]
 	if d.UtilizationSource != "rates" || !near(d.Busy, 5) {
 		t.Errorf("busy %g by %q; want 5 by rates: the counters only add to them", d.Busy, d.UtilizationSource)
@@ -223,8 +238,9 @@ func TestPerformanceCounters(t *testing.T) {
 		t.Errorf("activity %+v; want 10 s, 6 s, 3 s, no tensor", a)
 	}
 	g.counters["GPU-a"] = shares{graphicsUtil: 90, smUtil: 6000, dramUtil: 30}
-	if d = after(r, 11, 5).Devices[0]; d.Discarded != 5 || !near(d.Activity.Observed, 10) || !near(*d.Activity.SM, 6) {
-		t.Errorf("garbage: %+v, %d discarded; want nothing counted", d.Activity, d.Discarded)
+	reading := after(r, 11, 5)
+	if d = reading.Devices[0]; !near(d.Activity.Observed, 10) || !near(*d.Activity.SM, 6) || !slices.Equal(reading.Errors, []CallErrors{{"GPU-a", "nvmlGpmMetricsGet", "OUT_OF_RANGE", 5}}) {
+		t.Errorf("garbage: %+v, %v; want nothing counted but the errors", d.Activity, reading.Errors)
 	}
 	g.counters["GPU-a"] = shares{graphicsUtil: 90, dramUtil: 30}
 	if d = after(r, 16, 5).Devices[0]; !near(d.Activity.Observed, 10) {
@@ -235,7 +251,7 @@ func TestPerformanceCounters(t *testing.T) {
 func TestMIG(t *testing.T) {
 	g := newScripted("GPU-a", 0)
 	s := &script{gpus: []*scripted{g}}
-	r := newReader(s, nil)
+	r := newReader(s, nil, true)
 	after(r, 0, 3)
 	// MIG is switched on: the whole has no utilization but by the counters, and each instance has its own.
 	g.codes["rates"] = notSupported
@@ -266,7 +282,7 @@ func TestMIGWithoutCounters(t *testing.T) {
 	g := newScripted("GPU-a", 0)
 	g.codes["rates"] = notSupported
 	g.parts = []instance{{device: g, id: "MIG-1", profile: "3g.40gb", gpuInstance: 1}}
-	d := after(newReader(&script{gpus: []*scripted{g}}, nil), 0, 5).Devices[0]
+	d := after(newReader(&script{gpus: []*scripted{g}}, nil, true), 0, 5).Devices[0]
 	if in := d.Instances[0]; d.UtilizationSource != "" || in.UtilizationSource != "" || in.Utilization != nil || in.Observed != 0 || in.MemoryTotal == nil {
 		t.Errorf("%+v, %+v; want no utilization, but memory", d, in)
 	}
@@ -275,7 +291,7 @@ func TestMIGWithoutCounters(t *testing.T) {
 func TestXIDs(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	s := &script{gpus: []*scripted{g}, events: []event{{"GPU-a", 79}, {"GPU-a", 79}, {"GPU-gone", 13}, {"GPU-a", 48}}}
-	r := newReader(s, nil)
+	r := newReader(s, nil, true)
 	if d := after(r, 0, 1).Devices[0]; fmt.Sprint(d.XIDErrors) != "map[48:1 79:2]" {
 		t.Errorf("%v; want 79 twice, 48 once, and nothing of a GPU that is not known", d.XIDErrors)
 	}
@@ -296,7 +312,7 @@ func TestXIDs(t *testing.T) {
 func TestReleaseAndResume(t *testing.T) {
 	g := newScripted("GPU-a", 100)
 	s := &script{gpus: []*scripted{g}}
-	r := newReader(s, nil)
+	r := newReader(s, nil, true)
 	after(r, 0, 5)
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
@@ -312,7 +328,7 @@ func TestReleaseAndResume(t *testing.T) {
 
 func TestOpening(t *testing.T) {
 	s := &script{openErr: ErrNoLibrary}
-	r := newReader(s, nil)
+	r := newReader(s, nil, true)
 	reading := after(r, 0, 60)
 	if !errors.Is(reading.Err, ErrNoLibrary) || errors.Is(reading.Err, ErrRestart) || len(reading.Devices) != 0 {
 		t.Errorf("without a library: %+v", reading)
@@ -330,7 +346,7 @@ func TestTheDriverGoes(t *testing.T) {
 	for _, c := range []code{uninitialized, driverNotLoaded, versionMismatch} {
 		g := newScripted("GPU-a", 50)
 		s := &script{gpus: []*scripted{g}}
-		r := newReader(s, nil)
+		r := newReader(s, nil, true)
 		after(r, 0, 3)
 		g.codes["rates"] = c
 		reading := after(r, 3, 1)
@@ -342,7 +358,7 @@ func TestTheDriverGoes(t *testing.T) {
 
 func TestEveryCallFailsForLong(t *testing.T) {
 	g := newScripted("GPU-a", 50)
-	r := newReader(&script{gpus: []*scripted{g}}, nil)
+	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
 	after(r, 0, 3)
 	for _, call := range strings.Fields("samples rates memory power powerLimit energy temperature clock fields encoder decoder controller replays") {
 		g.codes[call] = unknown

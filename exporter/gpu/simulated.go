@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"fmt"
-	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -32,7 +31,7 @@ func SimulatedProfiles() []string { return []string{"a100", "h100", "h100-mig", 
 // Simulated makes a Reader of eight GPUs that are not there, for trials of dashboards and rules on any machine. "mixed" is two of each
 // kind. They work in waves, each a little later than the one before, so that there is something to see; the sixth is lost for a minute
 // in ten. What is shown is a function of the time alone.
-func Simulated(profile string, logger *slog.Logger) (*Reader, error) {
+func Simulated(profile string, config Config) (*Reader, error) {
 	if !slices.Contains(SimulatedProfiles(), profile) {
 		return nil, fmt.Errorf("profile %q: there are %s", profile, strings.Join(SimulatedProfiles(), ", "))
 	}
@@ -44,12 +43,12 @@ func Simulated(profile string, logger *slog.Logger) (*Reader, error) {
 		}
 		s.gpus = append(s.gpus, &simulated{simulation: s, kind: simulatedKinds[kind], index: i, instance: -1, last: map[string]time.Time{}})
 	}
-	return newReader(s, logger), nil
+	return newReader(s, config.Logger, config.Detail), nil
 }
 
 // SimulatedDevices are the UUIDs of what pods could hold of a profile: GPUs, or their instances where MIG is on.
 func SimulatedDevices(profile string) ([]string, error) {
-	r, err := Simulated(profile, nil)
+	r, err := Simulated(profile, Config{})
 	if err != nil {
 		return nil, err
 	}

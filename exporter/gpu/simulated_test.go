@@ -9,7 +9,7 @@ import (
 // The reader integrates the simulation to what the simulation itself has worked.
 func TestSimulated(t *testing.T) {
 	for _, profile := range SimulatedProfiles() {
-		r, err := Simulated(profile, nil)
+		r, err := Simulated(profile, Config{Detail: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +55,7 @@ func TestSimulated(t *testing.T) {
 			t.Errorf("%s: the sixth GPU in the tenth minute: %+v; want it lost", profile, d)
 		}
 	}
-	if _, err := Simulated("b200", nil); err == nil || !strings.Contains(err.Error(), "h100-mig") {
+	if _, err := Simulated("b200", Config{}); err == nil || !strings.Contains(err.Error(), "h100-mig") {
 		t.Errorf("an unknown profile: %v", err)
 	}
 }
