@@ -92,12 +92,15 @@ var (
 	descAllocation = desc(metricname.GPUAllocationInfo, "Which container holds this GPU.",
 		metricname.UUID, metricname.Namespace, metricname.Pod, metricname.PodUID, metricname.Container, metricname.Resource, metricname.Shared)
 
-	descPodGPUs     = podDesc(metricname.PodGPUs, "Distinct GPUs that the pod holds.")
-	descPodBusy     = podDesc(metricname.PodGPUBusySeconds, "Busy GPU-seconds of the pod's GPUs while it held them. On a shared GPU the device's, never to be summed.", metricname.Shared)
-	descPodObserved = podDesc(metricname.PodGPUObservedSeconds, "GPU-seconds of the pod's GPUs for which a valid reading exists, while it held them.", metricname.Shared)
-	descPodSM       = podDesc(metricname.PodSMActive, "Seconds of the multiprocessors' activity of the pod's GPUs, weighed by its share.", metricname.Shared)
-	descPodActivity = podDesc(metricname.PodActivityObserved, "GPU-seconds for which the performance counters of the pod's GPUs were read.", metricname.Shared)
-	descPodMemory   = podDesc(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", metricname.Shared)
+	descPodGPUs         = podDesc(metricname.PodGPUs, "Distinct GPUs that the pod holds.")
+	descPodBusy         = podDesc(metricname.PodGPUBusySeconds, "Busy GPU-seconds of the pod's GPUs while it held them. On a shared GPU the device's, never to be summed.", metricname.Shared)
+	descPodObserved     = podDesc(metricname.PodGPUObservedSeconds, "GPU-seconds of the pod's GPUs for which a valid reading exists, while it held them.", metricname.Shared)
+	descPodSM           = podDesc(metricname.PodSMActive, "Seconds of the multiprocessors' activity of the pod's GPUs, weighed by its share.", metricname.Shared)
+	descPodActivity     = podDesc(metricname.PodActivityObserved, "GPU-seconds for which the performance counters of the pod's GPUs were read.", metricname.Shared)
+	descProcessBusy     = podDesc(metricname.PodProcessBusySeconds, "GPU-seconds of the pod's own processes, weighed by their share of the multiprocessors. The pods of a GPU add up.")
+	descProcessObserved = podDesc(metricname.PodProcessObserved, "GPU-seconds for which the shares of processes are known on the pod's GPUs.")
+	descProcessMemory   = podDesc(metricname.PodProcessMemoryUsed, "Memory that the pod's own processes use.")
+	descPodMemory       = podDesc(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", metricname.Shared)
 
 	descLibraryUp     = desc(metricname.LibraryUp, "1 = the NVML library answers.")
 	descSnapshot      = desc(metricname.SnapshotTimestamp, "When the GPUs were read.")
@@ -116,7 +119,7 @@ var (
 		descRemapped, descRemapPending, descRemapFailed, descRecovery, descXID, descCallSeconds,
 		descActivity.sm, descActivity.tensor, descActivity.dram, descActivity.observed,
 		descInstanceInfo, descInstanceBusy, descInstanceObserved, descInstanceUtilization, descInstanceMemUsed, descInstanceMemTotal,
-		descInstanceActivity.sm, descInstanceActivity.tensor, descInstanceActivity.dram, descInstanceActivity.observed, descPodSM, descPodActivity, descCallErrors, descAllocation, descPodGPUs, descPodBusy, descPodObserved, descPodMemory,
+		descInstanceActivity.sm, descInstanceActivity.tensor, descInstanceActivity.dram, descInstanceActivity.observed, descPodSM, descPodActivity, descProcessBusy, descProcessObserved, descProcessMemory, descCallErrors, descAllocation, descPodGPUs, descPodBusy, descPodObserved, descPodMemory,
 		descLibraryUp, descSnapshot, descDuration, descAge, descMappingAge, descMappingErrors, descKubeletUp, descWithoutUID,
 		descUnknown, descReads, descRefused}
 )
@@ -303,6 +306,11 @@ func (p page) pod(u PodUsage) {
 	p.maybeCounter(descPodObserved, u.Observed, u.Namespace, u.Pod, u.PodUID, shared)
 	p.maybeCounter(descPodSM, u.SMActive, u.Namespace, u.Pod, u.PodUID, shared)
 	p.maybeCounter(descPodActivity, u.ActivityObserved, u.Namespace, u.Pod, u.PodUID, shared)
+	if u.Process != nil {
+		p.counter(descProcessBusy, u.Process.Busy, u.Namespace, u.Pod, u.PodUID)
+		p.counter(descProcessObserved, u.Process.Observed, u.Namespace, u.Pod, u.PodUID)
+		p.bytes(descProcessMemory, u.Process.MemoryUsed, u.Namespace, u.Pod, u.PodUID)
+	}
 	p.bytes(descPodMemory, u.MemoryUsed, u.Namespace, u.Pod, u.PodUID, shared)
 }
 

@@ -63,7 +63,8 @@ func node() *Snapshot {
 			Errors: []gpu.CallErrors{{UUID: uuid(2), Call: "nvmlDeviceGetUtilizationRates", Code: "GPU_IS_LOST", Count: 3}, {Call: "nvmlInit_v2", Code: "DRIVER_NOT_LOADED", Count: 2}}},
 		Usage: []PodUsage{
 			{Namespace: "train", Pod: "mnist-training-worker-0", PodUID: "6f1c0000-0000-4000-8000-000000000000", GPUs: 2, Busy: at(1450.5), Observed: at(2000.0), SMActive: at(725.25), ActivityObserved: at(2000.0), MemoryUsed: at(uint64(140) << 30)},
-			{Namespace: "train", Pod: "shared-0", PodUID: "6f1c0000-0000-4000-8000-000000000001", GPUs: 1, Shared: true, Busy: at(10.0), Observed: at(20.0)},
+			{Namespace: "train", Pod: "shared-0", PodUID: "6f1c0000-0000-4000-8000-000000000001", GPUs: 1, Shared: true, Busy: at(10.0), Observed: at(20.0),
+				Process: &ProcessUsage{Busy: 2.5, Observed: 20, MemoryUsed: at(uint64(4) << 30)}},
 			{Namespace: "train", Pod: "shared-1", PodUID: "6f1c0000-0000-4000-8000-000000000002", GPUs: 1, Shared: true, Busy: at(0.0), Observed: at(0.0)},
 			{Namespace: "train", Pod: "silent-0", PodUID: "6f1c0000-0000-4000-8000-000000000003", GPUs: 1},
 		},

@@ -28,12 +28,20 @@ type Snapshot struct {
 // PodUsage is what a pod's GPUs did while the pod held them.
 type PodUsage struct {
 	Namespace, Pod, PodUID string
-	GPUs                   int      // distinct GPUs, or MIG instances, that the pod holds and the driver knows
-	Shared                 bool     // at least one of them was ever handed to more than this pod: its busy share is the device's
-	Busy, Observed         *float64 // GPU-seconds since the pod was first seen, monotone; nil = no GPU of the pod has a utilization
-	SMActive               *float64 // of those of its GPUs that have performance counters: GPU-seconds, weighed by the share; nil = none has
-	ActivityObserved       *float64 // GPU-seconds for which these were read
-	MemoryUsed             *uint64  // bytes, of all the pod's GPUs; nil = not known of at least one
+	GPUs                   int           // distinct GPUs, or MIG instances, that the pod holds and the driver knows
+	Shared                 bool          // at least one of them was ever handed to more than this pod: its busy share is the device's
+	Busy, Observed         *float64      // GPU-seconds since the pod was first seen, monotone; nil = no GPU of the pod has a utilization
+	SMActive               *float64      // of those of its GPUs that have performance counters: GPU-seconds, weighed by the share; nil = none has
+	ActivityObserved       *float64      // GPU-seconds for which these were read
+	MemoryUsed             *uint64       // bytes, of all the pod's GPUs; nil = not known of at least one
+	Process                *ProcessUsage // nil = processes are not read
+}
+
+// ProcessUsage is what a pod's own processes did, on whichever GPUs. Unlike its GPUs' share it can be summed over the pods of a GPU.
+type ProcessUsage struct {
+	Busy       float64 // GPU-seconds, weighed by the processes' share of the multiprocessors
+	Observed   float64 // GPU-seconds for which these shares are known
+	MemoryUsed *uint64 // bytes; nil = not known of at least one process
 }
 
 // The stages, each on its own clock.

@@ -59,6 +59,36 @@ func TestUsageOfAnInstance(t *testing.T) {
 	}
 }
 
+// dcgm-exporter#587: pods that share a GPU all show its utilization. Their own processes' shares add up, and a process on another GPU
+// than its pod was given (dcgm-exporter#568) counts for the pod all the same.
+func TestUsageOfProcesses(t *testing.T) {
+	on := func(uuid string, observed float64, processes ...gpu.Process) gpu.Device {
+		d := device(uuid, observed, observed)
+		d.Processes, d.ProcessesObserved = append([]gpu.Process{}, processes...), observed
+		return d
+	}
+	of := func(uid string, pid uint32, busy float64, memory uint64) gpu.Process {
+		return gpu.Process{PID: pid, PodUID: uid, Busy: busy, Memory: &memory}
+	}
+	both := []podmap.Allocation{held("u1", "g0"), held("u2", "g0"), held("u3", "g1")}
+	pods := play(
+		moment{reading(on("g0", 10, of("u1", 1, 0, 5), of("", 9, 0, 1)), on("g1", 10)), both},
+		moment{reading(on("g0", 20, of("u1", 1, 3, 5), of("u1", 2, 2, 6), of("u2", 3, 4, 7), of("", 9, 1, 1)), on("g1", 20, of("u2", 4, 1, 8))), both},
+		moment{reading(on("g0", 30, of("u1", 2, 2.5, 6), of("u2", 3, 4, 7)), on("g1", 30)), both}, // 1 and 4 have ended
+	)
+	for uid, want := range map[string]struct {
+		busy, observed float64
+		memory         uint64
+	}{"u1": {5.5, 20, 6}, "u2": {5, 30, 7}, "u3": {0, 20, 0}} {
+		if p := pods[uid].Process; p == nil || p.Busy != want.busy || p.Observed != want.observed || *p.MemoryUsed != want.memory {
+			t.Errorf("%s: %+v, want %+v", uid, p, want)
+		}
+	}
+	if p := play(moment{reading(device("g0", 1, 1)), []podmap.Allocation{held("u1", "g0")}})["u1"]; p.Process != nil {
+		t.Errorf("%+v; want nothing where processes are not read", p.Process)
+	}
+}
+
 func TestUsage(t *testing.T) {
 	f := func(name string, want map[string][2]float64, moments ...moment) {
 		t.Helper()

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/capstan-gpu/capstan/exporter"
+	"github.com/capstan-gpu/capstan/exporter/cgroup"
 	"github.com/capstan-gpu/capstan/exporter/gpu"
 	"github.com/capstan-gpu/capstan/exporter/podmap"
 	"github.com/capstan-gpu/capstan/metricname"
@@ -44,7 +45,7 @@ func command() *cobra.Command {
 		cfg               exporter.Config
 		library, node     string
 		profile, compat   string
-		detail            bool
+		detail, processes bool
 		level             slog.Level
 		once              bool
 		output, logFormat string
@@ -96,6 +97,9 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			}
 			cfg.Logger = logger.With("node", node)
 			config := gpu.Config{LibraryPath: library, Detail: detail || compat == "dcgm", Logger: cfg.Logger}
+			if processes {
+				config.PodOf = cgroup.Of
+			}
 			cfg.GPU = gpu.New(config)
 			cfg.NodeName = node
 			if compat != "" && compat != "dcgm" {
@@ -138,6 +142,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
 	f.BoolVar(&detail, "detail", false, "also read what few look at: memory clock, power limit and instant power, encoder, decoder and memory controller, PCIe replays, remapped rows")
+	f.BoolVar(&processes, "processes", false, "also say what each pod's own processes use, for GPUs that pods share; needs the host's process ids (hostPID: true)")
 	f.StringVar(&compat, "compat", "", "dcgm: also serve the names, labels and units of dcgm-exporter's default counters, for dashboards and rules made for it")
 	f.StringVar(&profile, "simulate", "", "show eight GPUs that are not there, in the hands of pods that are not there, on any machine: "+strings.Join(gpu.SimulatedProfiles(), ", "))
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")

@@ -43,6 +43,9 @@ type device interface {
 	replays() (count uint32, c code)                // nvmlDeviceGetPcieReplayCounter
 	fields(ask []field) ([]value, code)             // nvmlDeviceGetFieldValues, an answer for each
 
+	processes(mps bool) ([]process, code)                // nvmlDeviceGetComputeRunningProcesses, or the one of MPS' clients
+	processSamples(since uint64) ([]processSample, code) // nvmlDeviceGetProcessUtilization; notFound = none was busy
+
 	// activity is what the performance counters say of the time since the last call with this key: nvmlGpmSampleGet, or
 	// nvmlGpmMigSampleGet for a GPU instance (-1 = the whole GPU), and nvmlGpmMetricsGet. noData at the first call.
 	activity(key string, gpuInstance int) (shares, code)

@@ -26,8 +26,9 @@ var (
 
 // Config of a Reader. The zero value reads the library that the loader finds, and logs nothing.
 type Config struct {
-	LibraryPath string // "" = libnvidia-ml.so.1, found by the loader
-	Detail      bool   // also read what few look at: see Detail
+	LibraryPath string                        // "" = libnvidia-ml.so.1, found by the loader
+	Detail      bool                          // also read what few look at: see Detail
+	PodOf       func(pid uint32) (uid string) // also read which processes there are, and whose; nil = do not
 	Logger      *slog.Logger
 }
 
@@ -80,6 +81,10 @@ type Load struct {
 	UtilizationSource string
 	Busy, Observed    float64  // seconds since this Reader first saw the GPU; monotone
 	Utilization       *float64 // 0..1, since the reading before
+
+	// Processes are read with Config.PodOf only, and every ten seconds. Nil = not read; empty = there is none.
+	Processes         []Process
+	ProcessesObserved float64 // seconds for which the processes' shares are known; monotone
 
 	Activity *Activity // nil = no performance counters: before Hopper
 }

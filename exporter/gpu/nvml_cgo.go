@@ -72,6 +72,10 @@ var needed = map[string][]string{
 	"replays":     {"nvmlDeviceGetPcieReplayCounter"},
 	"fields":      {"nvmlDeviceGetFieldValues"},
 
+	"processes":      {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"},
+	"processesMPS":   {"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"},
+	"processSamples": {"nvmlDeviceGetProcessUtilization"},
+
 	"gpmSupport": {"nvmlGpmQueryDeviceSupport"},
 	"gpmAlloc":   {"nvmlGpmSampleAlloc"},
 	"gpmFree":    {"nvmlGpmSampleFree"},
@@ -327,6 +331,35 @@ func (h handle) replays() (uint32, code) {
 	}
 	v, r := h.GetPcieReplayCounter()
 	return uint32(v), code(r)
+}
+
+func (h handle) processes(mps bool) (all []process, c code) {
+	needs, get := "processes", h.GetComputeRunningProcesses
+	if mps {
+		needs, get = "processesMPS", h.GetMPSComputeRunningProcesses
+	}
+	if h.lacks(needs) {
+		return nil, functionMissing
+	}
+	infos, r := get()
+	for _, p := range infos {
+		all = append(all, process{pid: p.Pid, memory: p.UsedGpuMemory})
+	}
+	return all, code(r)
+}
+
+func (h handle) processSamples(since uint64) (all []processSample, c code) {
+	if h.lacks("processSamples") {
+		return nil, functionMissing
+	}
+	samples, r := h.GetProcessUtilization(since)
+	if code(r) != success {
+		return nil, code(r)
+	}
+	for _, s := range samples {
+		all = append(all, processSample{pid: s.Pid, timestamp: s.TimeStamp, percent: s.SmUtil})
+	}
+	return all, success
 }
 
 func (h handle) fields(ask []field) ([]value, code) {

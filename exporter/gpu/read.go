@@ -50,6 +50,15 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 	a.load(&d.Load, &u.load, u.asked, u.UUID, u.handle, -1)
 	a.memory(&d.Memory, u.asked, u.UUID, u.handle)
 	a.parts()
+	if r.podOf != nil && now.Sub(u.processed) >= processesEvery {
+		u.processed = now
+		if !u.MIG { // else the instances have them
+			a.processes(&u.load.processes, u.asked, u.UUID, u.handle)
+		}
+		for _, p := range u.instances {
+			a.processes(&p.load.processes, p.asked, p.UUID, p.handle)
+		}
+	}
 	if now.Sub(u.gauged) >= gaugesEvery {
 		u.gauged = now
 		d.Gauges, d.Counters = a.gauges(), a.counters()
@@ -93,12 +102,16 @@ func (a *asking) parts() {
 // loadMeter integrates how busy a GPU or an instance is.
 type loadMeter struct {
 	meter
-	activity activityMeter
+	activity  activityMeter
+	processes processMeter
 }
 
 func (m *loadMeter) publish(l *Load) {
 	l.Busy, l.Observed = m.busy, m.observed
 	l.Activity = m.activity.published()
+	if !m.processes.last.IsZero() {
+		l.Processes, l.ProcessesObserved = m.processes.published(), m.processes.observed
+	}
 }
 
 // outOfRange is the code of an answer that cannot be.

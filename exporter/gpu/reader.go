@@ -28,7 +28,8 @@ type Reader struct {
 	driver driver
 	log    *slog.Logger
 	detail bool
-	clock  func() time.Time // what calls cost
+	podOf  func(uint32) string // nil = processes are not read
+	clock  func() time.Time    // what calls cost
 
 	opened     bool      // the library is initialized
 	everOpened bool      // it was so once
@@ -54,7 +55,8 @@ type unit struct {
 	instances []*part
 	watched   bool      // its events are registered
 	probe     time.Time // a lost GPU is not asked before
-	gauged    time.Time // when the groups that are read less often were read
+	processed time.Time // when the groups that are read less often were read
+	gauged    time.Time
 	checked   time.Time
 }
 
@@ -72,15 +74,14 @@ type asked map[string]time.Time
 func (a asked) unsupported(call string, now time.Time) bool { return now.Before(a[call]) }
 
 // New makes a Reader. It opens nothing and starts nothing.
-func New(config Config) *Reader {
-	return newReader(newDriver(config.LibraryPath), config.Logger, config.Detail)
-}
+func New(config Config) *Reader { return newReader(newDriver(config.LibraryPath), config) }
 
-func newReader(d driver, log *slog.Logger, detail bool) *Reader {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+func newReader(d driver, config Config) *Reader {
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Reader{driver: d, log: log, detail: detail, clock: time.Now, openWait: openAgainFirst, errors: map[CallErrors]uint64{}, costs: map[string]*CallCost{}}
+	return &Reader{driver: d, log: config.Logger, detail: config.Detail, podOf: config.PodOf, clock: time.Now, openWait: openAgainFirst,
+		errors: map[CallErrors]uint64{}, costs: map[string]*CallCost{}}
 }
 
 // Close lets go of the driver: none of its device files is held afterwards, though the library's file stays mapped, as glibc will have

@@ -29,6 +29,8 @@ type scripted struct {
 	given    map[uint32]value // by field
 	counters map[string]shares
 	parts    []instance
+	running  []process
+	worked   []processSample
 }
 
 func newScripted(id string, percent uint32) *scripted {
@@ -68,11 +70,20 @@ func (g *scripted) energy() (uint64, code)           { return 5_000, g.code("ene
 func (g *scripted) temperature() (uint32, code)      { return 40, g.code("temperature") }
 func (g *scripted) clock(int) (uint32, code)         { return 1000, g.code("clock") }
 func (g *scripted) powerLimit() (uint32, code)       { return 700_000, g.code("powerLimit") }
-func (g *scripted) encoder() (uint32, code)          { return 5, g.code("encoder") }
-func (g *scripted) decoder() (uint32, code)          { return 6, g.code("decoder") }
-func (g *scripted) controller() (uint32, code)       { return 7, g.code("controller") }
-func (g *scripted) replays() (uint32, code)          { return 8, g.code("replays") }
-func (g *scripted) instances() ([]instance, code)    { return g.parts, g.code("instances") }
+func (g *scripted) processes(mps bool) ([]process, code) {
+	if mps {
+		return nil, g.code("processesMPS")
+	}
+	return g.running, g.code("processes")
+}
+func (g *scripted) processSamples(uint64) ([]processSample, code) {
+	return g.worked, g.code("processSamples")
+}
+func (g *scripted) encoder() (uint32, code)       { return 5, g.code("encoder") }
+func (g *scripted) decoder() (uint32, code)       { return 6, g.code("decoder") }
+func (g *scripted) controller() (uint32, code)    { return 7, g.code("controller") }
+func (g *scripted) replays() (uint32, code)       { return 8, g.code("replays") }
+func (g *scripted) instances() ([]instance, code) { return g.parts, g.code("instances") }
 func (g *scripted) fields(ask []field) (all []value, c code) {
 	for _, f := range ask {
 		v, ok := g.given[f.id]
@@ -101,7 +112,7 @@ func after(r *Reader, from, seconds int) (last Reading) {
 }
 
 func TestReadsUnits(t *testing.T) {
-	r := newReader(&script{gpus: []*scripted{newScripted("GPU-a", 50)}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{newScripted("GPU-a", 50)}}, Config{Detail: true})
 	d := after(r, 0, 11).Devices[0]
 	if !d.Up || d.UtilizationSource != "rates" || *d.Utilization != 0.5 || !near(d.Busy, 5) || !near(d.Observed, 10) {
 		t.Errorf("up %v by %q: %v, busy %g of %g; want rates, 0.5, 5 of 10", d.Up, d.UtilizationSource, *d.Utilization, d.Busy, d.Observed)
@@ -113,7 +124,7 @@ func TestReadsUnits(t *testing.T) {
 
 func TestALostGPUCostsOnlyItself(t *testing.T) {
 	a, b := newScripted("GPU-a", 100), newScripted("GPU-b", 100)
-	r := newReader(&script{gpus: []*scripted{a, b}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{a, b}}, Config{Detail: true})
 	after(r, 0, 5)
 	b.codes["rates"] = gpuIsLost
 	reading := after(r, 5, 10)
@@ -138,7 +149,7 @@ func TestALostGPUCostsOnlyItself(t *testing.T) {
 func TestUnsupportedIsAbsentAndAskedRarely(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	g.codes["rates"], g.codes["energy"], g.codes["memory"] = notSupported, functionMissing, notSupported
-	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	reading := after(r, 0, 60)
 	d := reading.Devices[0]
 	if d.UtilizationSource != "" || d.Utilization != nil || d.Observed != 0 || d.EnergyJoules != nil || d.MemoryReserved != nil || *d.MemoryUsed != 3 {
@@ -155,7 +166,7 @@ func TestUnsupportedIsAbsentAndAskedRarely(t *testing.T) {
 
 func TestGarbageIsDroppedAndCounted(t *testing.T) {
 	g := newScripted("GPU-a", 4294967295)
-	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	reading := after(r, 0, 5)
 	want := []CallErrors{{"GPU-a", "nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE", 5}}
 	if d := reading.Devices[0]; d.Utilization != nil || d.Observed != 0 || !slices.Equal(reading.Errors, want) {
@@ -173,7 +184,7 @@ func TestFieldsHaveCodesAndUnitsOfTheirOwn(t *testing.T) {
 		4: {number: 1}, 3: {code: unknown}, // ECC: one is good, the other is not
 		145: {number: 1}, 230: {number: 2}, // no spare row, reboot the node
 	}
-	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	reading := after(r, 0, 2)
 	d := reading.Devices[0]
 	if d.ThrottledSeconds["power_cap"] != 2.5 || len(d.ThrottledSeconds) != 1 || d.NVLinkBytes["transmit"] != 3072 || d.NVLinkBytes["receive"] != 4096 {
@@ -196,7 +207,7 @@ func TestFieldsHaveCodesAndUnitsOfTheirOwn(t *testing.T) {
 func TestDearCallsRarely(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	g.given = map[uint32]value{4: {}, 74: {}, 82: {}, 186: {}}
-	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	reading := after(r, 0, 60)
 	// Fields: gauges, counters and detail every 5 s, health every 30 s.
 	for call, want := range map[string]int{"rates": 60, "memory": 60, "power": 12, "clock": 24, "fields": 3*12 + 2, "uuid": 2, "instances": 2} {
@@ -215,7 +226,7 @@ func TestDearCallsRarely(t *testing.T) {
 func TestDetailOnRequestOnly(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	g.given = map[uint32]value{186: {number: 1}, 142: {}}
-	d := after(newReader(&script{gpus: []*scripted{g}}, nil, false), 0, 5).Devices[0]
+	d := after(newReader(&script{gpus: []*scripted{g}}, Config{}), 0, 5).Devices[0]
 	if d.PowerInstantWatts != nil || d.PowerLimitWatts != nil || d.EngineUtilization != nil || d.PCIeReplays != nil || d.RemappedRows != nil {
 		t.Errorf("%+v; want no detail", d.Detail)
 	}
@@ -229,7 +240,7 @@ func TestDetailOnRequestOnly(t *testing.T) {
 func TestPerformanceCounters(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	g.counters = map[string]shares{"GPU-a": {graphicsUtil: 90, smUtil: 60, dramUtil: 30}}
-	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	d := after(r, 0, 11).Devices[0]
 	if d.UtilizationSource != "rates" || !near(d.Busy, 5) {
 		t.Errorf("busy %g by %q; want 5 by rates: the counters only add to them", d.Busy, d.UtilizationSource)
@@ -251,7 +262,7 @@ func TestPerformanceCounters(t *testing.T) {
 func TestMIG(t *testing.T) {
 	g := newScripted("GPU-a", 0)
 	s := &script{gpus: []*scripted{g}}
-	r := newReader(s, nil, true)
+	r := newReader(s, Config{Detail: true})
 	after(r, 0, 3)
 	// MIG is switched on: the whole has no utilization but by the counters, and each instance has its own.
 	g.codes["rates"] = notSupported
@@ -282,16 +293,55 @@ func TestMIGWithoutCounters(t *testing.T) {
 	g := newScripted("GPU-a", 0)
 	g.codes["rates"] = notSupported
 	g.parts = []instance{{device: g, id: "MIG-1", profile: "3g.40gb", gpuInstance: 1}}
-	d := after(newReader(&script{gpus: []*scripted{g}}, nil, true), 0, 5).Devices[0]
+	d := after(newReader(&script{gpus: []*scripted{g}}, Config{Detail: true}), 0, 5).Devices[0]
 	if in := d.Instances[0]; d.UtilizationSource != "" || in.UtilizationSource != "" || in.Utilization != nil || in.Observed != 0 || in.MemoryTotal == nil {
 		t.Errorf("%+v, %+v; want no utilization, but memory", d, in)
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	g.running = []process{{10, 1 << 30}, {20, 1<<64 - 1}, {30, 5}}
+	asked := 0
+	r := newReader(&script{gpus: []*scripted{g}}, Config{PodOf: func(pid uint32) string { asked++; return map[uint32]string{10: "u1", 20: "u2"}[pid] }})
+	after(r, 0, 10)
+	// Ten seconds later: 10 was busy to a half, 20 not at all, 40 is a dead process that the driver still reports.
+	g.worked = []processSample{{10, 1000, 40}, {10, 2000, 60}, {40, 1500, 90}, {10, 1500, 4_000_000_000}}
+	d := after(r, 10, 9).Devices[0]
+	if len(d.Processes) != 3 || d.ProcessesObserved != 10 {
+		t.Fatalf("%+v, observed %g; want 3 processes, 10 s", d.Processes, d.ProcessesObserved)
+	}
+	p, q, s := d.Processes[0], d.Processes[1], d.Processes[2]
+	if p.PID != 10 || p.PodUID != "u1" || !near(p.Busy, 5) || *p.Memory != 1<<30 {
+		t.Errorf("%+v; want 5 s busy of u1, 1 GiB", p)
+	}
+	if q.PodUID != "u2" || q.Busy != 0 || q.Memory != nil {
+		t.Errorf("%+v; want nothing known of its memory", q)
+	}
+	if s.PodUID != "" {
+		t.Errorf("%+v; want a process of no pod", s)
+	}
+	// The same samples again say nothing new, and who it is is asked once.
+	if d = after(r, 20, 5).Devices[0]; !near(d.Processes[0].Busy, 5) || d.ProcessesObserved != 20 || asked != 3 {
+		t.Errorf("%+v, observed %g, asked %d times", d.Processes[0], d.ProcessesObserved, asked)
+	}
+	g.running, g.codes["processSamples"] = g.running[1:], notFound // nobody was busy
+	if d = after(r, 30, 5).Devices[0]; len(d.Processes) != 2 || d.ProcessesObserved != 30 {
+		t.Errorf("%+v, observed %g; want 2 processes, and that they were idle", d.Processes, d.ProcessesObserved)
+	}
+	if g.calls["processes"] != 4 {
+		t.Errorf("the list was read %d times in 35 s, want 4", g.calls["processes"])
+	}
+	quiet := newScripted("GPU-a", 50)
+	if d := after(newReader(&script{gpus: []*scripted{quiet}}, Config{}), 0, 20).Devices[0]; d.Processes != nil || quiet.calls["processes"] != 0 {
+		t.Error("processes are read although nobody asked for them")
 	}
 }
 
 func TestXIDs(t *testing.T) {
 	g := newScripted("GPU-a", 50)
 	s := &script{gpus: []*scripted{g}, events: []event{{"GPU-a", 79}, {"GPU-a", 79}, {"GPU-gone", 13}, {"GPU-a", 48}}}
-	r := newReader(s, nil, true)
+	r := newReader(s, Config{Detail: true})
 	if d := after(r, 0, 1).Devices[0]; fmt.Sprint(d.XIDErrors) != "map[48:1 79:2]" {
 		t.Errorf("%v; want 79 twice, 48 once, and nothing of a GPU that is not known", d.XIDErrors)
 	}
@@ -312,7 +362,7 @@ func TestXIDs(t *testing.T) {
 func TestReleaseAndResume(t *testing.T) {
 	g := newScripted("GPU-a", 100)
 	s := &script{gpus: []*scripted{g}}
-	r := newReader(s, nil, true)
+	r := newReader(s, Config{Detail: true})
 	after(r, 0, 5)
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
@@ -328,7 +378,7 @@ func TestReleaseAndResume(t *testing.T) {
 
 func TestOpening(t *testing.T) {
 	s := &script{openErr: ErrNoLibrary}
-	r := newReader(s, nil, true)
+	r := newReader(s, Config{Detail: true})
 	reading := after(r, 0, 60)
 	if !errors.Is(reading.Err, ErrNoLibrary) || errors.Is(reading.Err, ErrRestart) || len(reading.Devices) != 0 {
 		t.Errorf("without a library: %+v", reading)
@@ -346,7 +396,7 @@ func TestTheDriverGoes(t *testing.T) {
 	for _, c := range []code{uninitialized, driverNotLoaded, versionMismatch} {
 		g := newScripted("GPU-a", 50)
 		s := &script{gpus: []*scripted{g}}
-		r := newReader(s, nil, true)
+		r := newReader(s, Config{Detail: true})
 		after(r, 0, 3)
 		g.codes["rates"] = c
 		reading := after(r, 3, 1)
@@ -358,7 +408,7 @@ func TestTheDriverGoes(t *testing.T) {
 
 func TestEveryCallFailsForLong(t *testing.T) {
 	g := newScripted("GPU-a", 50)
-	r := newReader(&script{gpus: []*scripted{g}}, nil, true)
+	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	after(r, 0, 3)
 	for _, call := range strings.Fields("samples rates memory power powerLimit energy temperature clock fields encoder decoder controller replays") {
 		g.codes[call] = unknown

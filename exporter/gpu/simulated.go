@@ -43,7 +43,7 @@ func Simulated(profile string, config Config) (*Reader, error) {
 		}
 		s.gpus = append(s.gpus, &simulated{simulation: s, kind: simulatedKinds[kind], index: i, instance: -1, last: map[string]time.Time{}})
 	}
-	return newReader(s, config.Logger, config.Detail), nil
+	return newReader(s, config), nil
 }
 
 // SimulatedDevices are the UUIDs of what pods could hold of a profile: GPUs, or their instances where MIG is on.
@@ -176,9 +176,11 @@ func (g *simulated) clock(kind int) (uint32, code) {
 	return g.kind.megahertz[kind-1], g.answers() // 1 and 2 are asked for
 }
 
-func (g *simulated) encoder() (uint32, code) { return 0, g.answers() }
-func (g *simulated) decoder() (uint32, code) { return 0, g.answers() }
-func (g *simulated) replays() (uint32, code) { return 0, g.answers() }
+func (g *simulated) encoder() (uint32, code)                       { return 0, g.answers() }
+func (g *simulated) decoder() (uint32, code)                       { return 0, g.answers() }
+func (g *simulated) replays() (uint32, code)                       { return 0, g.answers() }
+func (g *simulated) processes(bool) ([]process, code)              { return nil, notSupported }
+func (g *simulated) processSamples(uint64) ([]processSample, code) { return nil, notSupported }
 func (g *simulated) controller() (uint32, code) {
 	if g.kind.instances != nil {
 		return 0, notSupported

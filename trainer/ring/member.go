@@ -28,6 +28,8 @@ type member struct {
 	leaving  bool
 	deadline time.Time
 	saving   Generation // proposal for which it was asked to save
+	reloaded Generation // proposal for which it was asked to read the checkpoint anew
+	warms    int
 	saved    Position
 	crashes  int
 	crash    Crash
@@ -66,7 +68,7 @@ func (m *member) report(now time.Time) {
 	}
 	m.seq++
 	r := &Report{
-		Seq: m.seq, Phase: m.phase, Version: m.cfg.Version, Leaving: m.leaving,
+		Seq: m.seq, Phase: m.phase, Version: m.cfg.Version, Leaving: m.leaving, Term: m.term, Warms: m.warms,
 		Promised: m.promised, Generation: m.record.Generation, Position: m.position, Entered: m.entered,
 		Synced: m.synced, Hash: m.hash, Lost: slices.Clone(m.lost), Saved: m.saved, Crashes: m.crashes, Crash: m.crash, Compute: m.compute,
 	}
@@ -115,12 +117,14 @@ func (m *member) order(from ID, o Order) {
 			m.do(RunGeneration{m.record.Generation, m.position.Step})
 		}
 	case Retire:
-		// The generation without it is newer than the one it was in, and no promise to a newer one is broken.
-		if o.Generation.Compare(m.record.Generation) <= 0 || o.Generation.Compare(m.promised) < 0 {
+		if o.Generation.Compare(m.record.Generation) <= 0 {
 			m.refused++
 			return
 		}
-		m.promised, m.retired = o.Generation, true
+		m.retired = true
+		if o.Generation.Compare(m.promised) > 0 {
+			m.promised = o.Generation
+		}
 		switch {
 		case m.phase.active():
 			m.abort()
@@ -135,6 +139,11 @@ func (m *member) order(from ID, o Order) {
 		if o.Generation == m.promised && m.phase.stopped() && m.saving != o.Generation {
 			m.saving = o.Generation
 			m.do(SaveState{m.position.Step})
+		}
+	case Reload:
+		if o.Generation == m.promised && m.phase.stopped() && m.phase != Joining && m.reloaded != o.Generation {
+			m.reloaded = o.Generation
+			m.fresh()
 		}
 	case Wait:
 		if o.Generation == m.promised && m.phase.stopped() {
@@ -159,7 +168,7 @@ func (m *member) propose(o Order) {
 	case m.phase == Running && !o.Abort:
 		m.become(Quiescing)
 		m.do(Quiesce{m.record.Generation, m.position.Step + 1})
-	case m.phase == Finished:
+	case m.phase == AtEnd:
 		m.park()
 	case m.phase == Syncing, (m.phase == Running || m.phase == Quiescing) && o.Abort:
 		m.abort()
@@ -216,7 +225,7 @@ func (m *member) over(rec Record) {
 	if m.phase == Left || m.phase == Over {
 		return
 	}
-	if m.phase.active() && m.phase != Finished {
+	if m.phase.active() && m.phase != AtEnd {
 		m.do(AbortStep{m.record.Generation, m.position.Step + 1})
 	}
 	m.end, m.why = rec.End, rec.EndReason
@@ -241,6 +250,7 @@ func (m *member) event(e Event) {
 	case Warmed:
 		if m.phase == Joining {
 			m.position = Position{Step: e.Step}
+			m.warms++
 			m.become(Standby)
 		}
 	case Synced:
@@ -278,7 +288,7 @@ func (m *member) event(e Event) {
 		case e.Generation != m.record.Generation:
 			m.refused++
 		case m.phase == Running:
-			m.become(Finished)
+			m.become(AtEnd)
 		case m.phase == Quiescing:
 			m.park()
 		}
@@ -325,12 +335,11 @@ func (m *member) aborted(e Aborted) {
 		return
 	}
 	switch {
-	case e.Step < 0, e.Step < m.position.Step, e.Step > m.position.Step+1, m.position.Step < 0:
-		m.fresh()
+	case e.Step < m.position.Step || e.Step > m.position.Step+1 || !m.synced && e.Step != m.position.Step:
+		// What the child has is no state that the ring ever agreed on, such as an unfinished copy.
+		m.position = Position{Step: -1}
 	default:
-		if m.synced { // one that was not is still what it was before
-			m.position.Step = e.Step
-		}
-		m.become(Stopped)
+		m.position.Step = e.Step
 	}
+	m.become(Stopped)
 }

@@ -16,6 +16,8 @@ type Report struct {
 	Phase   Phase
 	Version string
 	Leaving bool
+	Term    uint32 // of the highest coordinator that it has heard of
+	Warms   int    // how often its child has warmed up
 
 	Promised   Generation // it hears no order of a lower one
 	Generation Generation // the newest that it was committed to; zero = none yet
@@ -43,6 +45,7 @@ const (
 	Retire  Kind = "retire"  // Generation is without you: be a standby
 	Release Kind = "release" // you may leave
 	Save    Kind = "save"    // write a durable checkpoint of your state
+	Reload  Kind = "reload"  // the ring's state is lost: have the child read its checkpoint anew
 	Wait    Kind = "wait"    // there can be no generation, says Why
 	End     Kind = "end"     // the job has ended as Record says
 )
@@ -70,11 +73,14 @@ type (
 		// Term is higher for every holder: the lease's transitions + 1, where the holder's name is new at every start of the agent. Without
 		// a lease: the Unix time of the agent's start; if that clock was set back, the node takes a higher one by itself.
 		Term   uint32
-		Holder ID     // zero = nobody, or not known any more
-		Record Record // as read after the lease was got; zero = none. Needed by the holder; others who have read it may hand it on
+		Holder ID // zero = nobody, or not known any more
+		// Record is what was read after the lease was got and all writes of this agent were settled; zero = there is none. Only the holder
+		// needs it, but for one that has an End: any worker that sees it on its start need not wait for a coordinator.
+		Record Record
 	}
 
-	// Pods is what the API server says of the job's pods. It must be complete: a member whose pod is not in it is gone for good.
+	// Pods is what the API server says of the job's pods; only the lease's holder needs it. It must be complete, and read after [Leader]
+	// told this node that it holds the lease, from no cache that may be older: a member whose pod is not in it is gone for good.
 	Pods struct {
 		Replicas int // .spec.replicas
 		Pods     []Pod

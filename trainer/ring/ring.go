@@ -149,7 +149,7 @@ const (
 	Aborting  Phase = "aborting"  // its child is being stopped in the midst of a step
 	Stopped   Phase = "stopped"   // holds its state, and waits for the next generation
 	Paused    Phase = "paused"    // as Stopped, and there cannot be a next generation yet
-	Finished  Phase = "finished"  // has done the last step, and waits until all have
+	AtEnd     Phase = "at end"    // has done the last step, and waits until all have
 	Left      Phase = "left"
 	Over      Phase = "over" // the job has ended; the process stays up and idle, for one that exits would be started again
 )
@@ -159,5 +159,5 @@ func (p Phase) stopped() bool { return p == Joining || p == Standby || p == Stop
 
 // active says that a member in this phase has connections of a generation.
 func (p Phase) active() bool {
-	return p == Syncing || p == Running || p == Quiescing || p == Finished
+	return p == Syncing || p == Running || p == Quiescing || p == AtEnd
 }
