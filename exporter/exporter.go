@@ -52,6 +52,7 @@ type Config struct {
 	WebConfig       string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
 	ProbeListen     string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
 	Release         <-chan bool                        // true: let go of the driver until a false comes; nil = never
+	PodLabels       []string                           // keys of the labels of pods that hold a GPU to be served, at most 16
 	CompatDCGM      bool                               // also serve the names of dcgm-exporter's default counters
 	NodeName        string                             // their label Hostname
 	OnListen        func(net.Addr)                     // called once the server listens, may be nil; for tests and port 0
@@ -76,6 +77,10 @@ func (c Config) Validate() error {
 	if err := web.Validate(c.WebConfig); err != nil {
 		//lint:ignore ST1005 it begins with a field's name
 		errs = append(errs, fmt.Errorf("WebConfig is %q: %w", c.WebConfig, err))
+	}
+	if _, err := labelNames(c.PodLabels); err != nil {
+		//lint:ignore ST1005 it begins with a field's name
+		errs = append(errs, fmt.Errorf("PodLabels: %w", err))
 	}
 	within("Interval", c.Interval, time.Millisecond, time.Minute)
 	within("MappingInterval", c.MappingInterval, time.Millisecond, time.Minute)
@@ -105,6 +110,11 @@ func Run(ctx context.Context, cfg Config) error {
 	b := newBoard()
 	if err := cfg.Registry.Register(&collector{snapshot: b.snapshot, now: time.Now, training: trainingDescs(stats.Families())}); err != nil {
 		return fmt.Errorf("register the collector: %w", err)
+	}
+	if names, _ := labelNames(cfg.PodLabels); len(names) > 0 {
+		if err := cfg.Registry.Register(newPodLabels(b.snapshot, names)); err != nil {
+			return fmt.Errorf("register the labels of pods: %w", err)
+		}
 	}
 	if cfg.CompatDCGM {
 		if err := cfg.Registry.Register(&dcgm{snapshot: b.snapshot, host: cfg.NodeName}); err != nil {
@@ -173,7 +183,7 @@ func collect(ctx context.Context, group *errgroup.Group, cfg Config, b *board) {
 		if cfg.Mapping != nil {
 			return repeatMapping(ctx, cfg, b)
 		}
-		return podmap.Run(ctx, podmap.Config{KubeletDir: cfg.KubeletDir, Interval: cfg.MappingInterval, MaxAge: cfg.MappingMaxAge,
+		return podmap.Run(ctx, podmap.Config{KubeletDir: cfg.KubeletDir, Interval: cfg.MappingInterval, MaxAge: cfg.MappingMaxAge, Labels: cfg.PodLabels,
 			Asked: func(now time.Time) { b.begin(stagePods, now) }, Answered: func(now time.Time) { b.end(stagePods, now) }, Publish: b.mapped,
 			Logger: cfg.Logger.With("stage", "pods")})
 	})

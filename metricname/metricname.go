@@ -73,6 +73,7 @@ const (
 	PodGPUObservedSeconds = Prefix + "pod_gpu_observed_seconds_total"  // GPU-seconds, summed over the pod's GPUs; label [Shared]
 	PodSMActive           = Prefix + "pod_gpu_sm_active_seconds_total" // GPU-seconds; label [Shared]
 	PodActivityObserved   = Prefix + "pod_gpu_activity_observed_seconds_total"
+	PodLabels             = Prefix + "pod_labels"                         // 1; the pod's labels that were asked for, as label_NAME
 	PodProcessBusySeconds = Prefix + "pod_process_gpu_busy_seconds_total" // of the pod's own processes: these can be summed over the pods of a GPU
 	PodProcessObserved    = Prefix + "pod_process_gpu_observed_seconds_total"
 	PodProcessMemoryUsed  = Prefix + "pod_process_gpu_memory_used_bytes"

@@ -36,7 +36,7 @@ const (
 // usage words a wrong flag as one line, with the flags' names in place of the fields'.
 func usage(err error) error {
 	fields := strings.NewReplacer("MappingInterval", "--mapping-interval", "MappingMaxAge", "--mapping-max-age", "StatsInterval", "--stats-interval",
-		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "ProbeListen", "--probe-listen", "Listen", "--listen", "WebConfig", "--web-config", "\n", "; ")
+		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "ProbeListen", "--probe-listen", "Listen", "--listen", "WebConfig", "--web-config", "PodLabels", "--pod-labels", "\n", "; ")
 	return fmt.Errorf("%w: %s", errUsage, fields.Replace(err.Error()))
 }
 
@@ -143,6 +143,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
 	f.BoolVar(&detail, "detail", false, "also read what few look at: memory clock, power limit and instant power, encoder, decoder and memory controller, PCIe replays, remapped rows")
 	f.BoolVar(&processes, "processes", false, "also say what each pod's own processes use, for GPUs that pods share; needs the host's process ids (hostPID: true)")
+	f.StringSliceVar(&cfg.PodLabels, "pod-labels", nil, "also serve these labels of pods that hold a GPU, at most 16, like team,app.kubernetes.io/name")
 	f.StringVar(&compat, "compat", "", "dcgm: also serve the names, labels and units of dcgm-exporter's default counters, for dashboards and rules made for it")
 	f.StringVar(&profile, "simulate", "", "show eight GPUs that are not there, in the hands of pods that are not there, on any machine: "+strings.Join(gpu.SimulatedProfiles(), ", "))
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")

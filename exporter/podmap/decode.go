@@ -3,6 +3,7 @@ package podmap
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -17,16 +18,16 @@ var errPod = errors.New("not a pod")
 // maxText bounds what is kept of one string, so that a pod with a huge annotation costs nothing here.
 const maxText = 512
 
-// decodePod reads a v1.Pod in protobuf, as the Pods API sends it, and keeps what [Pod] holds. By hand, since these nine
-// fields are all that is wanted: k8s.io/api would add more to the exporter's memory than all its own data, and decodes the
+// decodePod reads a v1.Pod in protobuf, as the Pods API sends it, and keeps what [Pod] holds; of its labels those that are named. By
+// hand, since these few fields are all that is wanted: k8s.io/api would add more to the exporter's memory than all its own data, and decodes the
 // other 99 % of a pod at every change. Field numbers are those of k8s.io/api/core/v1/generated.proto, which never change;
 // a test and a fuzz target hold this against the real type.
-func decodePod(b []byte) (Pod, error) {
+func decodePod(b []byte, labels []string) (Pod, error) {
 	var p Pod
 	err := fields(b, func(field protowire.Number, value []byte, _ uint64) error {
 		switch field {
 		case 1:
-			return decodeMeta(value, &p)
+			return decodeMeta(value, &p, labels)
 		case 2:
 			return fields(value, func(field protowire.Number, _ []byte, number uint64) error {
 				if field == 11 {
@@ -48,7 +49,7 @@ func decodePod(b []byte) (Pod, error) {
 	return p, nil
 }
 
-func decodeMeta(b []byte, p *Pod) error {
+func decodeMeta(b []byte, p *Pod, labels []string) error {
 	return fields(b, func(field protowire.Number, value []byte, _ uint64) error {
 		switch field {
 		case 1:
@@ -59,17 +60,17 @@ func decodeMeta(b []byte, p *Pod) error {
 			return text(&p.UID, value)
 		case 9:
 			p.Terminating = true
-		case 12:
-			var k, v string
-			err := fields(value, func(field protowire.Number, value []byte, _ uint64) error {
-				switch field {
-				case 1:
-					return text(&k, value)
-				case 2:
-					return text(&v, value)
+		case 11:
+			k, v, err := entry(value)
+			if i := slices.Index(labels, k); i >= 0 {
+				if p.Labels == nil {
+					p.Labels = make([]string, len(labels))
 				}
-				return nil
-			})
+				p.Labels[i] = v
+			}
+			return err
+		case 12:
+			k, v, err := entry(value)
 			switch k {
 			case metricname.AnnotationStatsPort:
 				p.StatsPort = v
@@ -80,6 +81,20 @@ func decodeMeta(b []byte, p *Pod) error {
 		}
 		return nil
 	})
+}
+
+// entry reads one entry of a map from text to text.
+func entry(b []byte) (k, v string, err error) {
+	err = fields(b, func(field protowire.Number, value []byte, _ uint64) error {
+		switch field {
+		case 1:
+			return text(&k, value)
+		case 2:
+			return text(&v, value)
+		}
+		return nil
+	})
+	return k, v, err
 }
 
 func decodeStatus(b []byte, p *Pod) error {

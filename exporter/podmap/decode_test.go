@@ -13,10 +13,22 @@ import (
 	"github.com/capstan-gpu/capstan/metricname"
 )
 
+// kept are the labels that are kept in these tests.
+var kept = []string{"team", "none", "app.kubernetes.io/name"}
+
 // twin is decodePod by the real type.
 func twin(p *corev1.Pod) Pod {
 	cut := func(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "") }
-	return Pod{Namespace: cut(p.Namespace), Name: cut(p.Name), UID: cut(string(p.UID)), Phase: cut(string(p.Status.Phase)), IP: cut(p.Status.PodIP),
+	var labels []string
+	for i, key := range kept {
+		if v, ok := p.Labels[key]; ok {
+			if labels == nil {
+				labels = make([]string, len(kept))
+			}
+			labels[i] = cut(v)
+		}
+	}
+	return Pod{Labels: labels, Namespace: cut(p.Namespace), Name: cut(p.Name), UID: cut(string(p.UID)), Phase: cut(string(p.Status.Phase)), IP: cut(p.Status.PodIP),
 		HostNetwork: p.Spec.HostNetwork, Terminating: p.DeletionTimestamp != nil,
 		StatsPort: cut(p.Annotations[metricname.AnnotationStatsPort]), StatsPath: cut(p.Annotations[metricname.AnnotationStatsPath])}
 }
@@ -24,7 +36,7 @@ func twin(p *corev1.Pod) Pod {
 func samplePod() *corev1.Pod {
 	now := metav1.NewTime(time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC))
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "web-0", UID: "u0", DeletionTimestamp: &now, Labels: map[string]string{"x": "y"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "web-0", UID: "u0", DeletionTimestamp: &now, Labels: map[string]string{"x": "y", "team": "vision", "app.kubernetes.io/name": "trainer"},
 			Annotations:     map[string]string{metricname.AnnotationStatsPort: "9402", metricname.AnnotationStatsPath: "/metrics", "other": strings.Repeat("z", 5000)},
 			OwnerReferences: []metav1.OwnerReference{{Name: "web", UID: "no"}}},
 		Spec: corev1.PodSpec{NodeName: "n", HostNetwork: true, Containers: []corev1.Container{{Name: "c", Image: "i"}}},
@@ -38,11 +50,12 @@ func TestDecodePod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := decodePod(b)
+	got, err := decodePod(b, kept)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Pod{Namespace: "a", Name: "web-0", UID: "u0", Phase: "Running", IP: "10.0.0.7", HostNetwork: true, Terminating: true, StatsPort: "9402", StatsPath: "/metrics"}
+	want := Pod{Namespace: "a", Name: "web-0", UID: "u0", Phase: "Running", IP: "10.0.0.7", HostNetwork: true, Terminating: true, StatsPort: "9402", StatsPath: "/metrics",
+		Labels: []string{"vision", "", "trainer"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -50,7 +63,7 @@ func TestDecodePod(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, bad := range [][]byte{nil, {0x0a}, {0x0a, 0x05, 1}, []byte("hello")} {
-		if p, err := decodePod(bad); err == nil {
+		if p, err := decodePod(bad, kept); err == nil {
 			t.Errorf("decodePod(%q) = %v, want an error", bad, p)
 		}
 	}
@@ -65,7 +78,7 @@ func FuzzDecodePod(f *testing.F) {
 	f.Add(b)
 	f.Add([]byte{0x0a, 0x00})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, err := decodePod(b)
+		got, err := decodePod(b, kept)
 		if err != nil {
 			return
 		}
@@ -86,7 +99,7 @@ func FuzzDecodePod(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := decodePod(canonical)
+		again, err := decodePod(canonical, kept)
 		if err != nil {
 			return // a name that the real type does not have, in a field of another wire type
 		}

@@ -51,7 +51,8 @@ type Pod struct {
 	IP                   string // of the pod's own network; "" = none yet
 	HostNetwork          bool
 	Terminating          bool
-	StatsPort, StatsPath string // the annotations, unchecked
+	StatsPort, StatsPath string   // the annotations, unchecked
+	Labels               []string // values of Config.Labels, in their order; "" = the pod has no such label; nil = it has none of them
 }
 
 // live says whether the pod may hold devices: a pod that ended does not, one that is being deleted still does.

@@ -27,6 +27,7 @@ type Config struct {
 	KubeletDir string
 	Interval   time.Duration         // between two calls of pod-resources
 	MaxAge     time.Duration         // of the newest good answer, before the mapping is dropped
+	Labels     []string              // keys of the pod labels that are kept
 	Asked      func(began time.Time) // called before every call of pod-resources; may be nil
 	Answered   func(ended time.Time) // called after every call, good or bad; may be nil
 	Publish    func(Mapping)         // called with every new mapping, never twice at once
@@ -241,7 +242,7 @@ func (d *driver) watch(ctx context.Context, client pods.PodsClient) (synced bool
 			}
 			continue
 		}
-		pod, err := decodePod(event.GetPod())
+		pod, err := decodePod(event.GetPod(), d.cfg.Labels)
 		if err != nil {
 			return synced, err
 		}

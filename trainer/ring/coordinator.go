@@ -16,6 +16,7 @@ type coordinator struct {
 	term  uint32
 	count uint32 // generations numbered in this term
 	began time.Time
+	now   time.Time // newest given
 
 	record  Record  // the newest that is recorded
 	writing *Record // one that is being recorded
@@ -70,17 +71,18 @@ type view struct {
 	gone      bool       // for good
 	crashes   int        // of report.Crashes, accounted for
 	slow      int64      // steps in a row that took it longer than the others
-	steps     int64      // of those, those judged
+	judged    int64      // the newest step that was
+	out       bool       // taken out of the ring for its slowness
 	skip      Generation // it failed to get into that one: not again before the next planned change
 }
 
 func newCoordinator(cfg Config, self ID, term, count uint32, record Record, now time.Time) *coordinator {
 	c := &coordinator{
-		cfg: cfg, self: self, term: term, count: count, began: now, record: record,
+		cfg: cfg, self: self, term: term, count: count, began: now, now: now, record: record,
 		copyFrom: map[ID]bool{}, changes: map[Reason]uint64{},
 	}
 	for _, id := range record.Members {
-		c.view(id, now)
+		c.view(id)
 	}
 	return c
 }
@@ -94,19 +96,20 @@ func (c *coordinator) find(id ID) *view {
 	return nil
 }
 
-func (c *coordinator) view(id ID, now time.Time) *view {
+func (c *coordinator) view(id ID) *view {
 	i, found := slices.BinarySearchFunc(c.views, id, func(v *view, id ID) int { return v.id.Compare(id) })
 	if !found {
-		c.views = slices.Insert(c.views, i, &view{id: id, heard: now})
+		c.views = slices.Insert(c.views, i, &view{id: id, heard: c.now})
 	}
 	return c.views[i]
 }
 
 // event hears one, then decides.
 func (c *coordinator) event(e Event, now time.Time) {
+	c.now = now
 	switch e := e.(type) {
 	case Message:
-		if !c.hear(e.From, *e.Report, now) {
+		if !c.hear(e.From, *e.Report) {
 			return
 		}
 		defer func() {
@@ -120,18 +123,23 @@ func (c *coordinator) event(e Event, now time.Time) {
 			c.do(ScaleToZero{})
 		}
 	case Recorded:
-		c.recorded(e, now)
+		c.recorded(e)
 	case NotRecorded:
 		if c.writing != nil && c.writing.Generation == e.Generation && c.writing.End == e.End {
 			c.refused = true
 			c.resign()
 		}
 	}
-	c.decide(now)
+	c.decide()
+}
+
+func (c *coordinator) tick(now time.Time) {
+	c.now = now
+	c.decide()
 }
 
 // hear takes a report in. It says false if the report is not to be heard.
-func (c *coordinator) hear(from ID, r Report, now time.Time) bool {
+func (c *coordinator) hear(from ID, r Report) bool {
 	v := c.find(from)
 	if v != nil && v.known && r.Seq <= v.report.Seq || c.replaced(from) {
 		return false
@@ -140,7 +148,7 @@ func (c *coordinator) hear(from ID, r Report, now time.Time) bool {
 		if r.Phase == Left {
 			return false
 		}
-		v = c.view(from, now)
+		v = c.view(from)
 	}
 	for _, old := range c.views {
 		if old.id.Ordinal == from.Ordinal && old.id.Pod == from.Pod && old.id.Boot < from.Boot && !old.gone {
@@ -150,8 +158,11 @@ func (c *coordinator) hear(from ID, r Report, now time.Time) bool {
 			}
 		}
 	}
-	v.known, v.heard = true, now
+	v.known, v.heard = true, c.now
 	c.compute(v, r)
+	if r.Warms != v.report.Warms {
+		v.warm = time.Time{}
+	}
 	v.report = r
 	if r.Phase == Left {
 		v.gone = true
@@ -160,28 +171,28 @@ func (c *coordinator) hear(from ID, r Report, now time.Time) bool {
 	case !warm:
 		v.warm = time.Time{}
 	case v.warm.IsZero():
-		v.warm = now
+		v.warm = c.now
 	}
 	if r.Generation == c.record.Generation && c.record.has(from) {
 		for _, peer := range r.Lost {
 			// Whoever has stopped has itself closed its connections, which is no sign of its death.
 			if p := c.find(peer); p != nil && p.suspected.IsZero() && !(p.report.Phase.stopped() || p.report.Phase == Aborting) {
-				p.suspected = now
+				p.suspected = c.now
 			}
 		}
 	}
 	c.crashed(v)
 	if c.cfg.FixedCoordinator {
-		c.learn(v, now)
+		c.learn(v)
 	}
 	return true
 }
 
 // learn is for a coordinator that has no record but what the members remember, and no term but the one that its clock gave it.
-func (c *coordinator) learn(v *view, now time.Time) {
+func (c *coordinator) learn(v *view) {
 	r := v.report
-	if r.Promised.Term > c.term || r.Promised.Term == c.term && r.Promised.Count > c.count {
-		c.term, c.count = r.Promised.Term+1, 0
+	if term := max(r.Term, r.Promised.Term); term > c.term || term == c.term && r.Promised.Term == term && r.Promised.Count > c.count {
+		c.term, c.count = term+1, 0
 		if c.proposal != nil {
 			c.renumber()
 		}
@@ -189,7 +200,7 @@ func (c *coordinator) learn(v *view, now time.Time) {
 	if r.Record != nil && r.Record.Generation.Compare(c.record.Generation) > 0 && r.Record.Job == c.cfg.Job && c.writing == nil {
 		c.record = *r.Record
 		for _, id := range c.record.Members {
-			c.view(id, now)
+			c.view(id)
 		}
 	}
 }
@@ -223,10 +234,10 @@ func (c *coordinator) gone(id ID) bool {
 	})
 }
 
-func (c *coordinator) silent(v *view, now time.Time) bool { return now.Sub(v.heard) > c.cfg.DeadAfter }
+func (c *coordinator) silent(v *view) bool { return c.now.Sub(v.heard) > c.cfg.DeadAfter }
 
 // dead says that a process is not counted on now. It may come back.
-func (c *coordinator) dead(v *view, now time.Time) bool { return c.silent(v, now) || c.gone(v.id) }
+func (c *coordinator) dead(v *view) bool { return c.silent(v) || c.gone(v.id) }
 
 func (v *view) suspect() bool { return !v.suspected.IsZero() && !v.heard.After(v.suspected) }
 
@@ -236,25 +247,25 @@ func (c *coordinator) condemned(v *view) bool {
 }
 
 // contested says that two live processes claim one ordinal. One that is in the ring keeps its place; else neither gets it.
-func (c *coordinator) contested(v *view, now time.Time) bool {
+func (c *coordinator) contested(v *view) bool {
 	if c.record.has(v.id) {
 		return false
 	}
 	return slices.ContainsFunc(c.views, func(o *view) bool {
-		return o.id != v.id && o.id.Ordinal == v.id.Ordinal && o.known && !c.dead(o, now)
+		return o.id != v.id && o.id.Ordinal == v.id.Ordinal && o.known && !c.dead(o)
 	})
 }
 
 // admissible says that a process may be in the next generation, if it is at hand then.
-func (c *coordinator) admissible(v *view, now time.Time) bool {
-	return v.known && !v.warm.IsZero() && !c.dead(v, now) && !c.condemned(v) && !c.contested(v, now) && !c.quarantined(v)
+func (c *coordinator) admissible(v *view) bool {
+	return v.known && !v.warm.IsZero() && !c.dead(v) && !c.condemned(v) && !c.contested(v) && !v.out
 }
 
 // candidates are those who would make the next generation now, of one version: the ring's, as long as that one has enough.
-func (c *coordinator) candidates(now time.Time, ok func(*view) bool) []ID {
+func (c *coordinator) candidates(ok func(*view) bool) []ID {
 	count := map[string]int{}
 	for _, v := range c.views {
-		if c.admissible(v, now) {
+		if c.admissible(v) {
 			count[v.report.Version]++
 		}
 	}
@@ -268,7 +279,7 @@ func (c *coordinator) candidates(now time.Time, ok func(*view) bool) []ID {
 	}
 	var ids []ID
 	for _, v := range c.views {
-		if c.admissible(v, now) && v.report.Version == version && ok(v) {
+		if c.admissible(v) && v.report.Version == version && ok(v) {
 			ids = append(ids, v.id)
 		}
 	}
@@ -278,11 +289,11 @@ func (c *coordinator) candidates(now time.Time, ok func(*view) bool) []ID {
 func anyone(*view) bool { return true }
 
 // settled says that there is no use in waiting for more joiners: all pods are here, or nobody has come for a while.
-func (c *coordinator) settled(now time.Time) bool {
+func (c *coordinator) settled() bool {
 	here := map[string]bool{}
 	var first, last time.Time
 	for _, v := range c.views {
-		if !c.admissible(v, now) {
+		if !c.admissible(v) {
 			continue
 		}
 		here[v.id.Pod] = true
@@ -305,42 +316,42 @@ func (c *coordinator) settled(now time.Time) bool {
 		}
 	}
 	// A coordinator that has just begun has not heard of all who are here.
-	return complete || now.Sub(c.began) >= c.cfg.Settle && (now.Sub(last) >= c.cfg.Settle || now.Sub(first) >= c.cfg.SettleMax)
+	return complete || c.now.Sub(c.began) >= c.cfg.Settle && (c.now.Sub(last) >= c.cfg.Settle || c.now.Sub(first) >= c.cfg.SettleMax)
 }
 
-func (c *coordinator) decide(now time.Time) {
+func (c *coordinator) decide() {
 	if c.refused || c.writing != nil || c.record.End != "" {
 		return
 	}
-	c.forget(now)
+	c.forget()
 	if c.hopeless() {
 		return
 	}
 	if c.proposal == nil {
-		c.follow(now)
+		c.follow()
 		if c.writing != nil {
 			return
 		}
-		if reason, abort := c.due(now); reason != "" {
-			c.propose(reason, abort, now)
+		if reason, abort := c.due(); reason != "" {
+			c.propose(reason, abort)
 		}
 	}
 	if c.proposal != nil {
-		c.advance(now)
+		c.advance()
 	} else {
-		c.handOver(now)
+		c.handOver()
 	}
 }
 
 // forget drops what is known of processes that are dead and matter to nobody.
-func (c *coordinator) forget(now time.Time) {
+func (c *coordinator) forget() {
 	c.views = slices.DeleteFunc(c.views, func(v *view) bool {
-		return !c.record.has(v.id) && now.Sub(v.heard) > 10*c.cfg.DeadAfter
+		return !c.record.has(v.id) && c.now.Sub(v.heard) > 10*c.cfg.DeadAfter
 	})
 }
 
 // follow watches the members of the record on their way into it and to the job's end.
-func (c *coordinator) follow(now time.Time) {
+func (c *coordinator) follow() {
 	if len(c.record.Members) == 0 {
 		return
 	}
@@ -348,14 +359,14 @@ func (c *coordinator) follow(now time.Time) {
 	for _, id := range c.record.Members {
 		r := c.find(id).report
 		in := r.Generation == c.record.Generation
-		synced = synced && in && r.Synced && (r.Phase == Syncing || r.Phase == Running || r.Phase == Finished)
-		running = running && in && (r.Phase == Running || r.Phase == Finished)
-		finished = finished && in && r.Phase == Finished
+		synced = synced && in && r.Synced && (r.Phase == Syncing || r.Phase == Running || r.Phase == AtEnd)
+		running = running && in && (r.Phase == Running || r.Phase == AtEnd)
+		finished = finished && in && r.Phase == AtEnd
 	}
 	if synced && c.running.IsZero() && c.agree() {
-		c.running = now
+		c.running = c.now
 		if !c.proposed.IsZero() {
-			c.took = now.Sub(c.proposed)
+			c.took = c.now.Sub(c.proposed)
 		}
 		c.tellAll()
 	}
@@ -383,51 +394,51 @@ func (c *coordinator) agree() bool {
 }
 
 // due says whether there must be a new generation, why, and whether the step in flight can still be finished.
-func (c *coordinator) due(now time.Time) (reason Reason, abort bool) {
+func (c *coordinator) due() (reason Reason, abort bool) {
 	if c.record.Generation.IsZero() {
 		for _, v := range c.views {
-			if v.known && !v.report.Generation.IsZero() && !c.dead(v, now) {
+			if v.known && !v.report.Generation.IsZero() && !c.dead(v) {
 				return Loss, true // there is a ring that nobody has told us of
 			}
 		}
-		if c.cfg.world(len(c.candidates(now, anyone))) > 0 && c.settled(now) {
+		if c.cfg.world(len(c.candidates(anyone))) > 0 && c.settled() {
 			return Start, true
 		}
 		return "", false
 	}
-	if c.broken(now) || len(c.copyFrom) > 0 {
+	if c.broken() || len(c.copyFrom) > 0 {
 		return Loss, true
 	}
-	if c.running.IsZero() {
-		return "", false
-	}
-	candidates := c.candidates(now, anyone)
+	candidates := c.candidates(anyone)
 	target := c.cfg.pick(c.record, candidates)
 	leaving := slices.ContainsFunc(c.record.Members, func(id ID) bool { return !slices.Contains(candidates, id) })
 	if !leaving {
 		c.leavers = time.Time{}
 	} else {
 		if c.leavers.IsZero() {
-			c.leavers = now
+			c.leavers = c.now
 		}
-		if now.Sub(c.leavers) >= c.cfg.LeaveSettle {
-			return ScaleDown, false
+		if c.now.Sub(c.leavers) >= c.cfg.LeaveSettle {
+			return ScaleDown, c.running.IsZero() // no step is lost by not waiting until a ring has formed that is not wanted
 		}
 		return "", false
 	}
-	if len(target) > len(c.record.Members) && c.settled(now) && now.Sub(c.running) >= max(c.cfg.ChangeInterval, 20*c.took) {
+	if c.running.IsZero() {
+		return "", false
+	}
+	if len(target) > len(c.record.Members) && c.settled() && c.now.Sub(c.running) >= max(c.cfg.ChangeInterval, 20*c.took) {
 		return ScaleUp, false
 	}
 	return "", false
 }
 
 // broken says that the record's generation can go on no more.
-func (c *coordinator) broken(now time.Time) bool {
+func (c *coordinator) broken() bool {
 	for _, id := range c.record.Members {
 		v := c.find(id)
 		r := v.report
 		switch {
-		case c.dead(v, now), v.suspect():
+		case c.dead(v), v.suspect():
 			return true
 		case !v.known:
 		case r.Generation == c.record.Generation:
@@ -439,7 +450,7 @@ func (c *coordinator) broken(now time.Time) bool {
 		case c.committed.IsZero():
 			return true // only the one who made this generation could say who copies from whom
 		}
-		if !c.committed.IsZero() && now.Sub(c.committed) >= c.cfg.SyncTimeout && c.running.IsZero() && !(r.Generation == c.record.Generation && r.Synced) {
+		if !c.committed.IsZero() && c.now.Sub(c.committed) >= c.cfg.SyncTimeout && c.running.IsZero() && !(r.Generation == c.record.Generation && r.Synced) {
 			v.skip = c.record.Generation
 			return true
 		}
@@ -447,10 +458,10 @@ func (c *coordinator) broken(now time.Time) bool {
 	return false
 }
 
-func (c *coordinator) propose(reason Reason, abort bool, now time.Time) {
-	c.proposal = &proposal{reason: reason, since: now}
+func (c *coordinator) propose(reason Reason, abort bool) {
+	c.proposal = &proposal{reason: reason, since: c.now}
 	if abort {
-		c.proposal.abort, c.proposal.abortSince = true, now
+		c.proposal.abort, c.proposal.abortSince = true, c.now
 	}
 	c.renumber()
 	c.tellAll()
@@ -462,16 +473,16 @@ func (c *coordinator) renumber() {
 }
 
 // advance takes the proposal further, when those who are waited for have stopped.
-func (c *coordinator) advance(now time.Time) {
+func (c *coordinator) advance() {
 	p := c.proposal
-	if !p.abort && (now.Sub(p.since) >= c.cfg.QuiesceTimeout || c.torn(now)) {
-		p.abort, p.abortSince, p.reason = true, now, Loss
+	if !p.abort && (c.now.Sub(p.since) >= c.cfg.QuiesceTimeout || c.torn()) {
+		p.abort, p.abortSince, p.reason = true, c.now, Loss
 		c.tellAll()
 	}
-	if c.waits(now) {
+	if c.waits() {
 		return
 	}
-	rec, why := c.plan(now)
+	rec, why := c.plan()
 	if why == "" {
 		c.pausing = time.Time{}
 		c.write(rec)
@@ -479,26 +490,26 @@ func (c *coordinator) advance(now time.Time) {
 	}
 	if !p.paused || p.why != why {
 		if !p.paused {
-			c.pausing = now
+			c.pausing = c.now
 		}
 		p.paused, p.why = true, why
 		c.tellAll()
 	}
-	if c.cfg.PauseLimit > 0 && now.Sub(c.pausing) >= c.cfg.PauseLimit {
+	if c.cfg.PauseLimit > 0 && c.now.Sub(c.pausing) >= c.cfg.PauseLimit {
 		c.fail(fmt.Sprintf("paused for %s: %s", c.cfg.PauseLimit, why))
 		return
 	}
 	// The larger side of a split may have a node that could lead it.
-	if !c.cfg.FixedCoordinator && strings.Contains(why, "fewer than half") && now.Sub(c.pausing) >= 2*c.cfg.DeadAfter {
+	if !c.cfg.FixedCoordinator && strings.Contains(why, "fewer than half") && c.now.Sub(c.pausing) >= 2*c.cfg.DeadAfter {
 		c.resign()
 	}
 }
 
 // torn says that the old ring cannot come to a step boundary any more.
-func (c *coordinator) torn(now time.Time) bool {
+func (c *coordinator) torn() bool {
 	return slices.ContainsFunc(c.record.Members, func(id ID) bool {
 		v := c.find(id)
-		return c.dead(v, now) || v.suspect() || v.report.Generation == c.record.Generation &&
+		return c.dead(v) || v.suspect() || v.report.Generation == c.record.Generation &&
 			(v.report.Phase == Joining || v.report.Phase == Aborting || len(v.report.Lost) > 0)
 	})
 }
@@ -509,14 +520,14 @@ func (c *coordinator) promised(v *view) bool {
 }
 
 // waits says that somebody will probably stop, and has not yet.
-func (c *coordinator) waits(now time.Time) bool {
+func (c *coordinator) waits() bool {
 	p := c.proposal
 	old := false
 	for _, id := range c.record.Members {
 		v := c.find(id)
-		if c.promised(v) || c.dead(v, now) ||
-			v.suspect() && now.Sub(v.suspected) >= c.cfg.SuspectAfter ||
-			p.abort && now.Sub(p.abortSince) >= c.cfg.DeadAfter {
+		if c.promised(v) || c.dead(v) ||
+			v.suspect() && c.now.Sub(v.suspected) >= c.cfg.SuspectAfter ||
+			p.abort && c.now.Sub(p.abortSince) >= c.cfg.DeadAfter {
 			continue
 		}
 		old = true
@@ -526,12 +537,12 @@ func (c *coordinator) waits(now time.Time) bool {
 		return true
 	}
 	if p.ready.IsZero() {
-		p.ready = now
+		p.ready = c.now
 	}
-	if now.Sub(p.ready) >= c.cfg.SuspectAfter {
+	if c.now.Sub(p.ready) >= c.cfg.SuspectAfter {
 		return false
 	}
-	for _, id := range c.candidates(now, anyone) {
+	for _, id := range c.candidates(anyone) {
 		if !c.promised(c.find(id)) {
 			return true
 		}
@@ -540,12 +551,16 @@ func (c *coordinator) waits(now time.Time) bool {
 }
 
 // plan makes the next record of those who have promised, or says why there is none to be made yet.
-func (c *coordinator) plan(now time.Time) (rec Record, why string) {
+func (c *coordinator) plan() (rec Record, why string) {
 	p := c.proposal
 	var promises []promise
 	for _, v := range c.views {
-		if c.promised(v) && !c.dead(v, now) {
-			promises = append(promises, promise{v.id, v.report.Position, v.report.Entered, v.report.Leaving})
+		if c.promised(v) && !c.dead(v) {
+			if c.idle(v) {
+				continue
+			}
+			fresh := c.record.Generation.IsZero() || !v.warm.Before(p.since)
+			promises = append(promises, promise{v.id, v.report.Position, v.report.Entered, v.report.Leaving, fresh})
 		}
 	}
 	source, restart, why := choose(c.record, promises, c.gone)
@@ -553,20 +568,23 @@ func (c *coordinator) plan(now time.Time) (rec Record, why string) {
 	if why != "" {
 		return rec, why
 	}
-	at := func(v *view) bool { return c.promised(v) && (v.skip.IsZero() || v.skip != c.record.Generation) }
-	candidates := c.candidates(now, at)
-	members := c.cfg.pick(c.record, candidates)
-	if c.suspends(source, candidates) {
+	candidates := c.candidates(c.promised)
+	// One that failed to get into the last generation is left out once, if it can be done without.
+	members := c.cfg.pick(c.record, c.candidates(func(v *view) bool { return c.promised(v) && (v.skip.IsZero() || v.skip != c.record.Generation) }))
+	if members == nil {
+		members = c.cfg.pick(c.record, candidates)
+	}
+	if c.suspends(source) {
 		return rec, "nobody is to stay"
 	}
 	switch {
 	case members == nil:
 		return rec, fmt.Sprintf("%d can be in a ring, and it takes at least %d", len(candidates), c.cfg.smallest())
 	case p.reason == Start || p.paused:
-		if !c.settled(now) {
+		if !c.settled() {
 			return rec, "more may come"
 		}
-	case p.reason == Loss && now.Sub(p.since) < c.cfg.RegrowWait:
+	case p.reason == Loss && c.now.Sub(p.since) < c.cfg.RegrowWait:
 		for _, id := range c.record.Members {
 			v := c.find(id)
 			if !v.report.Leaving && !slices.ContainsFunc(members, func(m ID) bool { return m.Ordinal == id.Ordinal }) {
@@ -606,17 +624,29 @@ func (c Config) smallest() int {
 }
 
 // suspends leads the job to rest, where all who are here are to go and nobody else comes: the state is saved, then they may.
-func (c *coordinator) suspends(source promise, candidates []ID) bool {
+func (c *coordinator) suspends(source promise) bool {
 	p := c.proposal
-	p.suspend = len(candidates) == 0 && slices.ContainsFunc(c.views, func(v *view) bool { return c.promised(v) && c.condemned(v) }) &&
-		!slices.ContainsFunc(c.views, func(v *view) bool { return v.known && !c.gone(v.id) && !c.condemned(v) })
+	p.suspend = !slices.ContainsFunc(c.views, func(v *view) bool { return v.known && !c.dead(v) && !c.condemned(v) })
 	if !p.suspend {
+		p.saver, p.saved = ID{}, false
 		return false
 	}
-	p.saver = source.id
-	p.saved = source.position.Generation.IsZero() || c.find(source.id).report.Saved == source.position
-	c.tellAll()
+	saver, saved := source.id, source.position.Generation.IsZero() || c.find(source.id).report.Saved == source.position
+	if p.saver != saver || p.saved != saved {
+		p.saver, p.saved = saver, saved
+		c.tellAll()
+	}
 	return true
+}
+
+// idle says that a process wants to leave, and that nothing is lost with it: it is in no ring and has no state but a checkpoint's.
+func (c *coordinator) idle(v *view) bool {
+	return v.report.Leaving && !c.record.has(v.id) && v.report.Position.Generation.IsZero()
+}
+
+// last says that no other process waits for this coordinator to be let go.
+func (c *coordinator) last() bool {
+	return !slices.ContainsFunc(c.views, func(v *view) bool { return v.id != c.self && v.report.Leaving && !c.dead(v) })
 }
 
 func (c *coordinator) write(rec Record) {
@@ -630,11 +660,13 @@ func (c *coordinator) fail(reason string) {
 	c.write(rec)
 }
 
-func (c *coordinator) recorded(e Recorded, now time.Time) {
+func (c *coordinator) recorded(e Recorded) {
 	if c.writing == nil || c.writing.Generation != e.Generation || c.writing.End != e.End || c.refused {
 		return
 	}
+	restarts, crash := c.record.Restarts, c.record.Crash // it may have heard of one since
 	c.record, c.writing = *c.writing, nil
+	c.record.Restarts, c.record.Crash = restarts, crash
 	if c.record.End != "" {
 		if c.pods == nil || c.pods.Replicas > 0 {
 			c.do(ScaleToZero{})
@@ -643,14 +675,17 @@ func (c *coordinator) recorded(e Recorded, now time.Time) {
 		return
 	}
 	c.changes[c.record.Reason]++
-	c.committed, c.proposed, c.running, c.leavers = now, c.proposal.since, time.Time{}, time.Time{}
+	c.committed, c.proposed, c.running, c.leavers = c.now, c.proposal.since, time.Time{}, time.Time{}
 	if c.proposal.abort && c.proposal.paused {
-		c.proposed = now // a pause is not what a change takes
+		c.proposed = c.now // a pause is not what a change takes
 	}
 	c.proposal = nil
+	if c.differed++; len(c.copyFrom) == 0 {
+		c.differed = 0
+	}
 	clear(c.copyFrom)
 	for _, v := range c.views {
-		v.suspected, v.slow, v.steps = time.Time{}, 0, 0
+		v.suspected, v.slow, v.judged = time.Time{}, 0, 0
 	}
 	c.tellAll()
 }
@@ -665,16 +700,11 @@ func (c *coordinator) resign() {
 
 // handOver gives the lease up where that costs nothing: the ring steps, and another is to lead it. Ordinal 0 is the last that the HPA
 // takes away.
-func (c *coordinator) handOver(now time.Time) {
+func (c *coordinator) handOver() {
 	if c.running.IsZero() || c.cfg.FixedCoordinator || c.resigns {
 		return
 	}
-	if !c.record.has(c.self) || c.record.Members[0].Ordinal < c.self.Ordinal && now.Sub(c.running) >= c.cfg.DeadAfter {
-		for _, v := range c.views {
-			if v.id != c.self && v.report.Leaving && !c.dead(v, now) {
-				return // it waits to be released
-			}
-		}
+	if c.record.Members[0].Ordinal < c.self.Ordinal && c.now.Sub(c.running) >= c.cfg.DeadAfter && c.last() {
 		c.resign()
 	}
 }
@@ -683,7 +713,9 @@ func (c *coordinator) handOver(now time.Time) {
 func (c *coordinator) order(v *view) (Order, bool) {
 	o := Order{Term: c.term}
 	r := v.report
-	switch p := c.proposal; {
+	p := c.proposal
+	abort := p != nil && (p.abort || !c.record.has(v.id)) // who is in no ring any more has no step to finish
+	switch {
 	case !v.known || r.Phase == Left:
 		return o, false
 	case c.record.End != "":
@@ -691,8 +723,10 @@ func (c *coordinator) order(v *view) (Order, bool) {
 		return o, r.Phase != Over
 	case c.refused || c.writing != nil:
 		return o, false
-	case p != nil && r.Promised.Compare(p.generation) < 0, p != nil && p.abort && r.Promised == p.generation && r.Phase == Quiescing:
-		o.Kind, o.Generation, o.Abort = Propose, p.generation, p.abort
+	case p != nil && c.idle(v):
+		o.Kind = Release
+	case p != nil && (r.Promised.Compare(p.generation) < 0 || r.Promised == p.generation && r.Phase == Quiescing && abort):
+		o.Kind, o.Generation, o.Abort = Propose, p.generation, abort
 	case p != nil && r.Promised == p.generation && r.Phase.stopped():
 		o.Generation = p.generation
 		switch {
@@ -700,9 +734,9 @@ func (c *coordinator) order(v *view) (Order, bool) {
 			o.Kind = Save
 		case p.suspend && p.saved && r.Leaving:
 			o.Kind = Release
-		case p.reload && !(r.Position.Generation.IsZero() && r.Position.Step >= 0):
+			return o, v.id != c.self || c.last()
+		case p.reload && r.Phase != Joining && v.warm.Before(p.since):
 			o.Kind = Reload
-			return o, r.Phase != Joining
 		case p.paused:
 			o.Kind, o.Why = Wait, p.why
 		default:
@@ -710,15 +744,16 @@ func (c *coordinator) order(v *view) (Order, bool) {
 		}
 	case p != nil:
 		return o, false
-	case c.record.has(v.id) && r.Generation.Compare(c.record.Generation) < 0 && r.Promised == c.record.Generation && !c.committed.IsZero():
+	case (c.record.has(v.id) && r.Generation.Compare(c.record.Generation) < 0 || v.id == c.source && !c.record.has(v.id) && c.running.IsZero()) && r.Promised == c.record.Generation && !c.committed.IsZero():
 		record := c.record
 		o.Kind, o.Generation, o.Record, o.Source, o.Behind = Commit, record.Generation, &record, c.source, c.behind
 	case c.record.has(v.id) && r.Phase == Syncing && !c.running.IsZero():
 		o.Kind, o.Generation = Run, c.record.Generation
 	case c.record.has(v.id):
 		return o, false
-	case r.Leaving && (!c.running.IsZero() || len(c.record.Members) == 0 || r.Position.Generation.IsZero() && r.Phase != Stopped):
+	case r.Leaving && (!c.running.IsZero() || c.idle(v)):
 		o.Kind = Release
+		return o, v.id != c.self || c.last()
 	case !c.record.Generation.IsZero() && (r.Phase.active() || r.Phase == Stopped || r.Phase == Paused):
 		o.Kind, o.Generation = Retire, c.record.Generation
 	default:
@@ -727,7 +762,7 @@ func (c *coordinator) order(v *view) (Order, bool) {
 	return o, true
 }
 
-// tell sends a process what it should hear. Where that is nothing, the order is Pulse, by which it knows whom to report to.
+// tell sends a process what it should hear, if there is anything.
 func (c *coordinator) tell(v *view) {
 	if o, ok := c.order(v); ok {
 		c.do(Send{Message{Job: c.cfg.Job, From: c.self, To: v.id, Order: &o}})
@@ -780,11 +815,11 @@ func (c *coordinator) compute(v *view, r Report) {
 	if r.Generation != c.record.Generation || r.Phase != Running || r.Compute <= 0 || !c.record.has(v.id) {
 		return
 	}
-	steps := r.Position.Step - max(v.steps, c.record.Step)
+	steps := r.Position.Step - max(v.judged, c.record.Step)
 	if steps <= 0 {
 		return
 	}
-	v.steps = r.Position.Step
+	v.judged = r.Position.Step
 	var all []time.Duration
 	for _, id := range c.record.Members {
 		if d := c.find(id).report.Compute; d > 0 {
@@ -800,15 +835,8 @@ func (c *coordinator) compute(v *view, r Report) {
 	} else {
 		v.slow = 0
 	}
+	// A StatefulSet can only lose the highest ordinal.
+	v.out = v.out || c.cfg.Quarantine && c.straggles(v) && v.id == c.record.Members[len(c.record.Members)-1]
 }
 
 func (c *coordinator) straggles(v *view) bool { return v.slow >= c.cfg.StragglerSteps }
-
-// quarantined says that a straggler is to be taken out. Only the highest ordinal can be.
-func (c *coordinator) quarantined(v *view) bool {
-	if !c.cfg.Quarantine || len(c.record.Members) == 0 {
-		return false
-	}
-	last := c.record.Members[len(c.record.Members)-1]
-	return v.id == last && c.straggles(v)
-}

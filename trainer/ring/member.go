@@ -29,6 +29,7 @@ type member struct {
 	deadline time.Time
 	saving   Generation // proposal for which it was asked to save
 	reloaded Generation // proposal for which it was asked to read the checkpoint anew
+	served   Generation // that it handed its state to without being in it
 	warms    int
 	saved    Position
 	crashes  int
@@ -180,6 +181,14 @@ func (m *member) propose(o Order) {
 func (m *member) commit(o Order) {
 	rec := o.Record
 	rank := slices.Index(rec.Members, m.self)
+	if rank < 0 && o.Source == m.self && rec.Generation == m.promised && m.phase.stopped() && m.phase != Joining {
+		// One who leaves hands its state over.
+		if m.served != rec.Generation {
+			m.served = rec.Generation
+			m.serve(o)
+		}
+		return
+	}
 	if rec.Generation != m.promised || rec.Generation.Compare(m.record.Generation) <= 0 || rank < 0 || m.phase == Joining || !m.phase.stopped() {
 		m.refused++
 		return
@@ -193,9 +202,13 @@ func (m *member) commit(o Order) {
 		m.do(SyncState{rec.Generation, o.Source, m.self, rec.Step})
 	}
 	if o.Source == m.self {
-		for _, to := range o.Behind {
-			m.do(SyncState{rec.Generation, m.self, to, rec.Step})
-		}
+		m.serve(o)
+	}
+}
+
+func (m *member) serve(o Order) {
+	for _, to := range o.Behind {
+		m.do(SyncState{o.Record.Generation, m.self, to, o.Record.Step})
 	}
 }
 

@@ -48,7 +48,7 @@ func (n *Node) Step(e Event, now time.Time) []Action {
 func (n *Node) Tick(now time.Time) []Action {
 	n.member.tick(now)
 	if n.coordinator != nil {
-		n.coordinator.decide(now)
+		n.coordinator.tick(now)
 	}
 	return n.settle(nil, now)
 }
