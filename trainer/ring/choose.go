@@ -84,7 +84,7 @@ func choose(rec Record, promises []promise, gone func(ID) bool) (source promise,
 }
 
 // pick picks the members of a world: those who are in the ring already, for each of them that goes costs a change, then the lowest
-// ordinals. candidates are sorted by ID, one per ordinal; so is the answer, nil if there is no world of so few.
+// ordinals. A fixed coordinator is always one of them. candidates are sorted by ID, one per ordinal; so is the answer, nil if there is no world of so few.
 func (c Config) pick(rec Record, candidates []ID) []ID {
 	n := c.world(len(candidates))
 	if n == 0 {
@@ -93,7 +93,7 @@ func (c Config) pick(rec Record, candidates []ID) []ID {
 	picked := make([]ID, 0, n)
 	for _, inRing := range []bool{true, false} {
 		for _, id := range candidates {
-			if len(picked) < n && rec.has(id) == inRing {
+			if first := rec.has(id) || c.FixedCoordinator && id.Ordinal == c.FirstOrdinal; len(picked) < n && first == inRing {
 				picked = append(picked, id)
 			}
 		}

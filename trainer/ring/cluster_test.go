@@ -28,9 +28,11 @@ type cluster struct {
 	sides     map[*process]int // of a split; those on side 0 reach the API server
 	version   string           // of new pods
 	slowness  map[int]float64
+	skew      map[int]time.Duration
 	crashAt   map[int]map[int64]string // step and error that a child of this ordinal dies of, every time
 	lastStep  int64                    // of the job; 0 = it has none
 	grace     time.Duration
+	copying   time.Duration // takes so long
 
 	holder   *process
 	term     uint32
@@ -96,13 +98,13 @@ type reduction struct {
 func newCluster(cfg Config, rng *rand.Rand) *cluster {
 	start := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	c := &cluster{
-		cfg: cfg, now: start, start: start, rng: rng, pods: map[int]*pod{}, noGPU: map[int]bool{}, sides: map[*process]int{}, slowness: map[int]float64{},
+		cfg: cfg, now: start, start: start, rng: rng, pods: map[int]*pod{}, noGPU: map[int]bool{}, sides: map[*process]int{}, slowness: map[int]float64{}, skew: map[int]time.Duration{},
 		crashAt: map[int]map[int64]string{}, grace: 30 * time.Second, leaseTTL: 15 * time.Second, rings: map[Generation]*reduction{}, model: newModel(), version: cfg.Version,
 	}
 	c.every(100*time.Millisecond, func() {
 		for _, p := range c.processes {
 			if p.alive && !p.frozen {
-				c.apply(p, p.node.Tick(c.now))
+				c.apply(p, p.node.Tick(c.clock(p)))
 			}
 		}
 	})
@@ -221,9 +223,9 @@ func (c *cluster) boot(p *pod) {
 	p.process = q
 	c.processes = append(c.processes, q)
 	if c.cfg.FixedCoordinator && p.ordinal == c.cfg.FirstOrdinal {
-		c.apply(q, node.Step(Leader{Term: uint32(c.now.Sub(c.start).Seconds()) + 1, Holder: id}, c.now))
+		c.apply(q, node.Step(Leader{Term: uint32(c.now.Sub(c.start).Seconds()) + 1, Holder: id}, c.clock(q)))
 	}
-	c.apply(q, node.Tick(c.now))
+	c.apply(q, node.Tick(c.clock(q)))
 }
 
 // terminate is a deletion of the pod: SIGTERM, and SIGKILL after the grace.
@@ -234,7 +236,7 @@ func (c *cluster) terminate(p *pod) {
 		c.remove(p)
 		return
 	}
-	c.after(c.about(20*time.Millisecond), func() { c.tell(q, Leave{Deadline: c.now.Add(c.grace - 5*time.Second)}) })
+	c.after(c.about(20*time.Millisecond), func() { c.tell(q, Leave{Deadline: c.clock(q).Add(c.grace - 5*time.Second)}) })
 	c.after(c.grace, func() {
 		if q.alive {
 			c.kill(q)
@@ -399,9 +401,12 @@ func (c *cluster) send(from *process, m Message) {
 	}
 }
 
+// clock is what the process believes the time to be.
+func (c *cluster) clock(p *process) time.Time { return c.now.Add(c.skew[p.id.Ordinal]) }
+
 func (c *cluster) tell(p *process, e Event) {
 	if p.alive && !p.frozen {
-		c.apply(p, p.node.Step(e, c.now))
+		c.apply(p, p.node.Step(e, c.clock(p)))
 	}
 }
 
@@ -452,8 +457,8 @@ func (c *cluster) act(p *process, a Action) {
 		}
 		c.opened(a.Generation)
 	case SyncState:
-		c.say("%s  copy step %d from worker-%d to worker-%d", who, a.Step, a.From.Ordinal, a.To.Ordinal)
 		if a.To == p.id {
+			c.say("%s  copy step %d from worker-%d", who, a.Step, a.From.Ordinal)
 			ch.from, ch.torn = &a.From, false
 			c.opened(a.Generation)
 		}
@@ -546,16 +551,13 @@ func (c *cluster) write(p *process, rec Record) {
 }
 
 func (c *cluster) recorded(p *process, rec Record) {
-	c.say("worker-%d  record generation %s: members %s, step %d, %s%s", p.id.Ordinal, rec.Generation, ordinals(rec.Members), rec.Step, rec.Reason, endOf(rec))
+	if rec.End != "" {
+		c.say("worker-%d  record the end: the job has %s", p.id.Ordinal, rec.End)
+	} else {
+		c.say("worker-%d  record generation %s: members %s, step %d, %s", p.id.Ordinal, rec.Generation, ordinals(rec.Members), rec.Step, rec.Reason)
+	}
 	c.model.recorded(c, rec)
 	c.record = rec
-}
-
-func endOf(rec Record) string {
-	if rec.End == "" {
-		return ""
-	}
-	return ", " + string(rec.End)
 }
 
 // opened sees whether all connections of a generation are open, and copies states.
@@ -582,7 +584,11 @@ func (c *cluster) opened(g Generation) {
 		if ch.from != nil {
 			ch.torn = true
 		}
-		c.after(c.about(20*time.Millisecond), func() {
+		takes := c.about(20 * time.Millisecond)
+		if ch.from != nil {
+			takes += c.copying
+		}
+		c.after(takes, func() {
 			if !p.alive || ch.warmth != warmth || ch.in != g || !ch.open || ch.aborting {
 				return
 			}

@@ -16,7 +16,7 @@ type Config struct {
 	WorldSizes []int // if not empty, the only sizes of a world
 
 	// FixedCoordinator is for a cluster where the agent may not hold a lease: the coordinator is the pod with FirstOrdinal, and nothing
-	// is recorded. While that pod is away the others wait for it, their state in memory.
+	// is recorded. While that pod is away the others wait for it, their state in memory, and it is in every ring.
 	FixedCoordinator bool
 	FirstOrdinal     int // the StatefulSet's .spec.ordinals.start
 

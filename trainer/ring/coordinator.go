@@ -110,11 +110,15 @@ func (c *coordinator) event(e Event, now time.Time) {
 	switch e := e.(type) {
 	case Message:
 		if !c.hear(e.From, *e.Report) {
+			c.dismiss(e)
 			return
 		}
 		defer func() {
 			if v := c.find(e.From); v != nil {
 				c.tell(v)
+			}
+			if v := c.find(c.self); v != nil && e.Report.Phase == Left {
+				c.tell(v) // it may have waited to be the last
 			}
 		}()
 	case Pods:
@@ -186,6 +190,13 @@ func (c *coordinator) hear(from ID, r Report) bool {
 		c.learn(v)
 	}
 	return true
+}
+
+// dismiss has a process stop whose place is another's, so that it does not hold a GPU for a generation that is over.
+func (c *coordinator) dismiss(m Message) {
+	if m.Report.Phase.active() && !c.record.has(m.From) && m.Report.Generation.Compare(c.record.Generation) < 0 {
+		c.do(Send{Message{Job: c.cfg.Job, From: c.self, To: m.From, Order: &Order{Kind: Retire, Term: c.term, Generation: c.record.Generation}}})
+	}
 }
 
 // learn is for a coordinator that has no record but what the members remember, and no term but the one that its clock gave it.
@@ -297,8 +308,8 @@ func (c *coordinator) settled() bool {
 			continue
 		}
 		here[v.id.Pod] = true
-		if c.record.has(v.id) && v.report.Generation == c.record.Generation {
-			continue
+		if c.record.has(v.id) && !v.report.Position.Generation.IsZero() {
+			continue // it does not join, it stays
 		}
 		if first.IsZero() || v.warm.Before(first) {
 			first = v.warm
@@ -411,7 +422,13 @@ func (c *coordinator) due() (reason Reason, abort bool) {
 	}
 	candidates := c.candidates(anyone)
 	target := c.cfg.pick(c.record, candidates)
-	leaving := slices.ContainsFunc(c.record.Members, func(id ID) bool { return !slices.Contains(candidates, id) })
+	leaving := false
+	for _, id := range c.record.Members {
+		if !c.find(id).known {
+			return "", false // a coordinator that has just begun
+		}
+		leaving = leaving || !slices.Contains(candidates, id)
+	}
 	if !leaving {
 		c.leavers = time.Time{}
 	} else {
@@ -580,17 +597,13 @@ func (c *coordinator) plan() (rec Record, why string) {
 	switch {
 	case members == nil:
 		return rec, fmt.Sprintf("%d can be in a ring, and it takes at least %d", len(candidates), c.cfg.smallest())
-	case p.reason == Start || p.paused:
-		if !c.settled() {
-			return rec, "more may come"
-		}
-	case p.reason == Loss && c.now.Sub(p.since) < c.cfg.RegrowWait:
-		for _, id := range c.record.Members {
-			v := c.find(id)
-			if !v.report.Leaving && !slices.ContainsFunc(members, func(m ID) bool { return m.Ordinal == id.Ordinal }) {
-				return rec, fmt.Sprintf("%d may come back", id.Ordinal)
-			}
-		}
+	case c.cfg.FixedCoordinator && !slices.Contains(members, c.self):
+		// A ring without it could go on while its successor, who knows nothing, makes another.
+		return rec, fmt.Sprintf("it takes the coordinator, %d, which is not ready", c.self.Ordinal)
+	case p.reason == Loss && c.now.Sub(p.since) < c.cfg.RegrowWait && c.lacks(members) != "":
+		return rec, c.lacks(members) + " may come back"
+	case (p.reason == Start || p.paused) && !c.settled():
+		return rec, "more may come"
 	}
 	rec = Record{
 		Job: c.cfg.Job, Generation: p.generation, Members: members, Step: source.position.Step, Base: source.position.Generation,
@@ -611,6 +624,17 @@ func (c *coordinator) plan() (rec Record, why string) {
 		}
 	}
 	return rec, ""
+}
+
+// lacks are the ordinals of members of the record for whom there is no successor, though they did not leave.
+func (c *coordinator) lacks(members []ID) string {
+	var lost []ID
+	for _, id := range c.record.Members {
+		if !c.condemned(c.find(id)) && !slices.ContainsFunc(members, func(m ID) bool { return m.Ordinal == id.Ordinal }) {
+			lost = append(lost, id)
+		}
+	}
+	return ordinals(lost)
 }
 
 // smallest is the smallest size of a world.

@@ -44,7 +44,8 @@ type member struct {
 	refused  uint64
 	lostStep uint64
 
-	out []Action
+	out   []Action
+	exits *Exit // after all of out
 }
 
 func (m *member) do(a Action) { m.out = append(m.out, a) }
@@ -53,6 +54,10 @@ func (m *member) do(a Action) { m.out = append(m.out, a) }
 func (m *member) take(now time.Time) []Action {
 	if m.changed {
 		m.report(now)
+	}
+	if m.exits != nil { // the others are told first
+		m.do(*m.exits)
+		m.exits = nil
 	}
 	out := m.out
 	m.out = nil
@@ -231,7 +236,7 @@ func (m *member) exit(reason string) {
 		m.do(AbortStep{m.record.Generation, m.position.Step + 1})
 	}
 	m.become(Left)
-	m.do(Exit{m.record.Generation, m.position.Step, reason})
+	m.exits = &Exit{m.record.Generation, m.position.Step, reason}
 }
 
 func (m *member) over(rec Record) {

@@ -109,15 +109,15 @@ func (n *Node) lead(e Leader, now time.Time) {
 // settle collects what there is to do, and delivers what the node says to itself.
 func (n *Node) settle(out []Action, now time.Time) []Action {
 	for {
-		actions := n.member.take(now)
+		var actions []Action
 		if c := n.coordinator; c != nil {
 			if n.member.phase == Left {
 				c.resign()
 			}
-			actions = append(actions, c.out...)
-			c.out = nil
+			actions, c.out = c.out, nil
 			n.count = Generation{c.term, c.count}
 		}
+		actions = append(actions, n.member.take(now)...)
 		if len(actions) == 0 {
 			return out
 		}
