@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -177,5 +178,23 @@ capstan_gpu_allocation_info{uuid="MIG-1",pod_uid="u"} 1
 `), "node", time.Unix(1, 0), Families{}, 10)
 	if err != nil || page.Models["u"] != "NVIDIA H200" {
 		t.Errorf("%v, %v", page.Models, err)
+	}
+}
+
+// Pages of every kind of GPU that was captured, as the exporter makes them.
+func TestCapturedPages(t *testing.T) {
+	pages, err := filepath.Glob("../../exporter/testdata/captures/*.prom")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no page: %v", err)
+	}
+	for _, path := range pages {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := Decode(text, "node", at, nil, 10_000)
+		if err != nil || len(page.Samples) < 20 || len(page.Models) == 0 || page.Snapshot.IsZero() {
+			t.Errorf("%s: %d samples, models %v, snapshot %s, %v", path, len(page.Samples), page.Models, page.Snapshot, err)
+		}
 	}
 }

@@ -45,6 +45,7 @@ func command() *cobra.Command {
 		cfg               exporter.Config
 		library, node     string
 		profile, compat   string
+		record            string
 		detail, processes bool
 		level             slog.Level
 		once              bool
@@ -97,6 +98,14 @@ A scrape does none of this: it shows what was known last. What is not known is a
 			}
 			cfg.Logger = logger.With("node", node)
 			config := gpu.Config{LibraryPath: library, Detail: detail || compat == "dcgm", Logger: cfg.Logger}
+			if record != "" {
+				file, err := os.OpenFile(record, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+				if err != nil {
+					return usage(fmt.Errorf("--record: %w", err))
+				}
+				defer file.Close()
+				config.Record = file
+			}
 			if processes {
 				config.PodOf = cgroup.Of
 			}
@@ -144,6 +153,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.BoolVar(&detail, "detail", false, "also read what few look at: memory clock, power limit and instant power, encoder, decoder and memory controller, PCIe replays, remapped rows")
 	f.BoolVar(&processes, "processes", false, "also say what each pod's own processes use, for GPUs that pods share; needs the host's process ids (hostPID: true)")
 	f.StringSliceVar(&cfg.PodLabels, "pod-labels", nil, "also serve these labels of pods that hold a GPU, at most 16, like team,app.kubernetes.io/name")
+	f.StringVar(&record, "record", "", "write what the driver answers to this new file, at most 256 MiB, for a bug report")
 	f.StringVar(&compat, "compat", "", "dcgm: also serve the names, labels and units of dcgm-exporter's default counters, for dashboards and rules made for it")
 	f.StringVar(&profile, "simulate", "", "show eight GPUs that are not there, in the hands of pods that are not there, on any machine: "+strings.Join(gpu.SimulatedProfiles(), ", "))
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's folder; of it pod-resources/ and pods-api/ are used")
@@ -157,6 +167,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.StringVar(&logFormat, "log-format", "text", "text or json")
 	c.MarkFlagFilename("nvml-library")
 	c.MarkFlagFilename("web-config", "yaml", "yml")
+	c.MarkFlagFilename("record")
 	c.MarkFlagDirname("kubelet-dir")
 	c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("compat", cobra.FixedCompletions([]string{"dcgm"}, cobra.ShellCompDirectiveNoFileComp))

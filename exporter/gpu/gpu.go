@@ -5,6 +5,7 @@ package gpu
 
 import (
 	"errors"
+	"io"
 	"log/slog"
 	"time"
 )
@@ -29,6 +30,7 @@ type Config struct {
 	LibraryPath string                        // "" = libnvidia-ml.so.1, found by the loader
 	Detail      bool                          // also read what few look at: see Detail
 	PodOf       func(pid uint32) (uid string) // also read which processes there are, and whose; nil = do not
+	Record      io.Writer                     // what the driver answers is written there, for Replay; nil = nowhere
 	Logger      *slog.Logger
 }
 

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -264,15 +265,15 @@ func (a *asking) detail() (d Detail) {
 	a.clock(&d.MoreClockHertz, "memory", 2)
 	a.ask("nvmlDeviceGetEnforcedPowerLimit", func() code { v, c := h.powerLimit(); return into(&d.PowerLimitWatts, float64(v)/1e3, c) })
 	a.ask("nvmlDeviceGetPcieReplayCounter", func() code { v, c := h.replays(); return into(&d.PCIeReplays, float64(v), c) })
-	for name, call := range map[string]struct {
-		name string
-		make func() (uint32, code)
-	}{"encoder": {"nvmlDeviceGetEncoderUtilization", h.encoder}, "decoder": {"nvmlDeviceGetDecoderUtilization", h.decoder},
-		"memory": {"nvmlDeviceGetUtilizationRates", h.controller}} {
-		a.ask(call.name, func() code {
-			percent, c := call.make()
+	for _, engine := range []struct {
+		name, call string
+		make       func() (uint32, code)
+	}{{"encoder", "nvmlDeviceGetEncoderUtilization", h.encoder}, {"decoder", "nvmlDeviceGetDecoderUtilization", h.decoder},
+		{"memory", "nvmlDeviceGetUtilizationRates", h.controller}} {
+		a.ask(engine.call, func() code {
+			percent, c := engine.make()
 			if share, ok := clamped(float64(percent)); ok && c == success {
-				put(&d.EngineUtilization, name, share)
+				put(&d.EngineUtilization, engine.name, share)
 			}
 			return c
 		})
@@ -299,6 +300,7 @@ func (a *asking) fields(wanted map[field]func(value)) {
 	if len(list) == 0 {
 		return
 	}
+	slices.SortFunc(list, func(a, b field) int { return int(a.id) - int(b.id) }) // a capture is replayed in one order
 	var values []value
 	if a.ask(call, func() (c code) { values, c = a.unit.handle.fields(list); return c }) != success {
 		return

@@ -26,6 +26,7 @@ const (
 // Reader reads the GPUs. It owns the library and is not safe for concurrent use: one goroutine calls it.
 type Reader struct {
 	driver driver
+	record *recorder // nil = nothing is recorded
 	log    *slog.Logger
 	detail bool
 	podOf  func(uint32) string // nil = processes are not read
@@ -80,7 +81,12 @@ func newReader(d driver, config Config) *Reader {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Reader{driver: d, log: config.Logger, detail: config.Detail, podOf: config.PodOf, clock: time.Now, openWait: openAgainFirst,
+	var record *recorder
+	if config.Record != nil {
+		record = &recorder{driver: d, to: config.Record, left: maxCapture, stop: func(err error) { config.Logger.Warn("the recording ended", "err", err) }}
+		d = record
+	}
+	return &Reader{driver: d, record: record, log: config.Logger, detail: config.Detail, podOf: config.PodOf, clock: time.Now, openWait: openAgainFirst,
 		errors: map[CallErrors]uint64{}, costs: map[string]*CallCost{}}
 }
 
@@ -101,6 +107,9 @@ func (r *Reader) Close() error {
 // Read makes one pass over the GPUs: it opens the library when needed, reads every GPU once and integrates. It blocks as long as the
 // driver does. now is the time of the reading.
 func (r *Reader) Read(now time.Time) Reading {
+	if r.record != nil {
+		r.record.write(line{Read: &now})
+	}
 	err := r.pass(now)
 	reading := Reading{At: now, Err: err, DriverVersion: r.versionIs}
 	for _, u := range r.gpus {

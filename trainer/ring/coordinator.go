@@ -560,7 +560,7 @@ func (c *coordinator) waits() bool {
 		return false
 	}
 	for _, id := range c.candidates(anyone) {
-		if !c.promised(c.find(id)) {
+		if !c.record.has(id) && !c.promised(c.find(id)) {
 			return true
 		}
 	}
