@@ -453,16 +453,40 @@ func TestSimulatedAdapter(t *testing.T) {
 	}
 }
 
-// The component, in an overlay over the base, is the exporter's alone.
-func TestRuntimeClass(t *testing.T) {
-	const overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [../base]
-components: [../components/runtime-class]
-`
-	for name, pod := range pods(decode(t, with(t, "mine/kustomization.yaml", overlay, "mine"))) {
-		if class := pod.Spec.RuntimeClassName; (name == "capstan-exporter") != (class != nil && *class == "nvidia") {
-			t.Errorf("%s has runtime class %v", name, class)
+// Each component, in an overlay over the base, does what it says to the exporter, and nothing to the adapter.
+func TestComponents(t *testing.T) {
+	plain := pods(decode(t, render(t, base)))
+	container := func(p corev1.PodSpec) corev1.Container { return p.Containers[0] }
+	has := func(p corev1.PodSpec, name, value string) bool {
+		return slices.ContainsFunc(container(p).Env, func(e corev1.EnvVar) bool { return e.Name == name && strings.HasPrefix(e.Value, value) })
+	}
+	privileged := func(p corev1.PodSpec) bool {
+		c := container(p).SecurityContext
+		// The API server refuses the two together.
+		return c.Privileged != nil && *c.Privileged && c.AllowPrivilegeEscalation == nil && *c.ReadOnlyRootFilesystem
+	}
+	components := map[string]func(p corev1.PodSpec) bool{
+		"runtime-class": func(p corev1.PodSpec) bool { return p.RuntimeClassName != nil && *p.RuntimeClassName == "nvidia" },
+		"mig": func(p corev1.PodSpec) bool {
+			return has(p, "NVIDIA_MIG_MONITOR_DEVICES", "all") && slices.Equal(container(p).SecurityContext.Capabilities.Add, []corev1.Capability{"SYS_ADMIN"})
+		},
+		"processes":        func(p corev1.PodSpec) bool { return p.HostPID && slices.Contains(container(p).Args, "--processes") },
+		"gke":              func(p corev1.PodSpec) bool { return has(p, "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64") && privileged(p) },
+		"driver-container": func(p corev1.PodSpec) bool { return has(p, "LD_LIBRARY_PATH", "/run/nvidia/driver") && privileged(p) },
+		"dcgm-names":       func(p corev1.PodSpec) bool { return slices.Contains(container(p).Args, "--compat=dcgm") },
+	}
+	folders, err := os.ReadDir("components")
+	if err != nil || len(folders) != len(components) {
+		t.Fatalf("%d components, %v; %d are tested", len(folders), err, len(components))
+	}
+	for name, does := range components {
+		overlay := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../base]\ncomponents: [../components/" + name + "]\n"
+		changed := pods(decode(t, with(t, "mine/kustomization.yaml", overlay, "mine")))
+		if does(plain["capstan-exporter"].Spec) || !does(changed["capstan-exporter"].Spec) {
+			t.Errorf("%s does not do to the exporter what it is for", name)
+		}
+		if diff := cmp.Diff(plain["capstan-adapter"], changed["capstan-adapter"]); diff != "" {
+			t.Errorf("%s changes the adapter:\n%s", name, diff)
 		}
 	}
 }

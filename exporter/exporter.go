@@ -38,24 +38,25 @@ type Reader interface {
 
 // Config is what [Run] needs.
 type Config struct {
-	Listen          string                             // address of the HTTP server, like ":9401"
-	Interval        time.Duration                      // between two readings of the GPUs; 100 ms to 1 min
-	KubeletDir      string                             // absolute; the kubelet's --root-dir, /var/lib/kubelet
-	MappingInterval time.Duration                      // between two questions to the kubelet; 1 ms to 1 min, and below 500 ms for tests only: it answers 100 a second for the whole node
-	Mapping         func(now time.Time) podmap.Mapping // in place of the kubelet's; nil = ask the kubelet
-	MappingMaxAge   time.Duration                      // how long the last good answer of the kubelet stands; MappingInterval to 5 min
-	StatsInterval   time.Duration                      // between two reads of a trainer's stats page; 1 s to 5 min
-	StuckAfter      time.Duration                      // how long a reading of the GPUs may take before /livez says no; 2 × Interval to 1 h
-	GPU             Reader                             // required; Run closes it
-	Registry        *prometheus.Registry               // required; Run registers its collector there and serves all that is in it
-	Logger          *slog.Logger                       // required
-	WebConfig       string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
-	ProbeListen     string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
-	Release         <-chan bool                        // true: let go of the driver until a false comes; nil = never
-	PodLabels       []string                           // keys of the labels of pods that hold a GPU to be served, at most 16
-	CompatDCGM      bool                               // also serve the names of dcgm-exporter's default counters
-	NodeName        string                             // their label Hostname
-	OnListen        func(net.Addr)                     // called once the server listens, may be nil; for tests and port 0
+	Listen              string                             // address of the HTTP server, like ":9401"
+	Interval            time.Duration                      // between two readings of the GPUs; 100 ms to 1 min
+	KubeletDir          string                             // absolute; the kubelet's --root-dir, /var/lib/kubelet
+	MappingInterval     time.Duration                      // between two questions to the kubelet; 1 ms to 1 min, and below 500 ms for tests only: it answers 100 a second for the whole node
+	Mapping             func(now time.Time) podmap.Mapping // in place of the kubelet's; nil = ask the kubelet
+	MappingMaxAge       time.Duration                      // how long the last good answer of the kubelet stands; MappingInterval to 5 min
+	StatsInterval       time.Duration                      // between two reads of a trainer's stats page; 1 s to 5 min
+	StuckAfter          time.Duration                      // how long a reading of the GPUs may take before /livez says no; 2 × Interval to 1 h
+	GPU                 Reader                             // required; Run closes it
+	Registry            *prometheus.Registry               // required; Run registers its collector there and serves all that is in it
+	Logger              *slog.Logger                       // required
+	WebConfig           string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
+	ProbeListen         string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
+	Release             <-chan bool                        // true: let go of the driver until a false comes; nil = never
+	PodLabels           []string                           // keys of the labels of pods that hold a GPU to be served, at most 16
+	HostNetworkTrainers bool                               // trainers in the host network may have a stats page
+	CompatDCGM          bool                               // also serve the names of dcgm-exporter's default counters
+	NodeName            string                             // their label Hostname
+	OnListen            func(net.Addr)                     // called once the server listens, may be nil; for tests and port 0
 }
 
 // Validate says which field has which value and what would be allowed.
@@ -188,7 +189,7 @@ func collect(ctx context.Context, group *errgroup.Group, cfg Config, b *board) {
 			Logger: cfg.Logger.With("stage", "pods")})
 	})
 	group.Go(func() error {
-		return trainer.Run(ctx, trainer.Config{Interval: cfg.StatsInterval, Pods: b.trainers, Families: stats.Families(),
+		return trainer.Run(ctx, trainer.Config{Interval: cfg.StatsInterval, HostNetwork: cfg.HostNetworkTrainers, Pods: b.trainers, Families: stats.Families(),
 			Began: func(now time.Time) { b.begin(stageStats, now) }, Ended: b.trained,
 			Logger: cfg.Logger.With("stage", "stats")})
 	})

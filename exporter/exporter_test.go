@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -297,6 +298,35 @@ func TestSomeFamiliesOnly(t *testing.T) {
 	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
 	if err != nil || len(families) != 2 || families[metricname.GPUUp] == nil || families[metricname.GPUBusySeconds] == nil {
 		t.Errorf("%v in\n%s", err, body)
+	}
+}
+
+// A bug report's dump can be read by a program, and holds what is needed.
+func TestDebugState(t *testing.T) {
+	driver := &fakeReader{read: func(n int64, now time.Time) gpu.Reading {
+		r := steady(n, now)
+		r.Err = gpu.ErrNoLibrary
+		return r
+	}}
+	cfg := config(driver)
+	cfg.Interval, cfg.NodeName = 100*time.Millisecond, "node-1"
+	get, _ := start(t, cfg)
+	until(t, get, "/debug/state", "GPU-1")
+	_, body := get("/debug/state")
+	var s struct {
+		Flags   struct{ NodeName, Interval string }
+		Missing []string
+		GPUs    struct {
+			Error   string
+			Devices []struct{ UUID string }
+		}
+		Process struct{ Goroutines int }
+	}
+	if err := json.Unmarshal([]byte(body), &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Flags.NodeName != "node-1" || s.Flags.Interval != "100ms" || len(s.Missing) == 0 || s.GPUs.Error != gpu.ErrNoLibrary.Error() || s.GPUs.Devices[0].UUID != "GPU-1" || s.Process.Goroutines == 0 {
+		t.Errorf("%+v", s)
 	}
 }
 

@@ -19,13 +19,14 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// handler serves /metrics, /livez, /readyz, and at / what these are.
+// handler serves /metrics, /debug/state, /livez, /readyz, and at / what these are.
 func handler(cfg Config, b *board, metrics http.Handler) http.Handler {
 	mux := probes(cfg, b)
 	mux.Handle("GET /metrics", metrics)
+	mux.HandleFunc("GET /debug/state", stateHandler(cfg, b))
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		io.WriteString(w, "Capstan's GPU exporter.\n/metrics  the page for Prometheus; ?name[]=FAMILY, once or more, for some of it\n/livez    whether the collection goes on\n/readyz   whether it has begun, and what is missing\n")
+		io.WriteString(w, "Capstan's GPU exporter.\n/metrics  the page for Prometheus; ?name[]=FAMILY, once or more, for some of it\n/debug/state  everything that is known, as JSON, for a bug report\n/livez    whether the collection goes on\n/readyz   whether it has begun, and what is missing\n")
 	})
 	return mux
 }

@@ -160,6 +160,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.DurationVar(&cfg.MappingInterval, "mapping-interval", time.Second, "time between two questions to the kubelet who holds what, 500ms to 1m")
 	f.DurationVar(&cfg.MappingMaxAge, "mapping-max-age", 30*time.Second, "how long its last good answer stands when it does not answer, at most 5m")
 	f.DurationVar(&cfg.StatsInterval, "stats-interval", 5*time.Second, "time between two reads of a trainer's stats page, 1s to 5m")
+	f.BoolVar(&cfg.HostNetworkTrainers, "host-network-trainers", false, "also read the stats pages of trainers in the host's network (RDMA); each needs a port of its own on the node")
 	f.DurationVar(&cfg.StuckAfter, "stuck-after", time.Minute, "how long a reading of the GPUs may take before /livez says no")
 	f.BoolVar(&once, "once", false, "print one reading and end")
 	f.StringVarP(&output, "output", "o", "table", "with --once: table or json")

@@ -16,22 +16,27 @@ type target struct {
 	path                string
 }
 
-// targetsOf lists the pages that may be read, and why others may not, by UID. Pods without a page are in neither.
-func targetsOf(pods []Pod) (targets []target, bad map[string]string) {
-	owners := map[string]int{}
-	for _, p := range pods {
-		if !p.HostNetwork {
-			owners[p.IP]++
+// targetsOf lists the pages that may be read, and why others may not, by UID. Pods without a page are in neither. Pods in the host's
+// network share the node's address: if they are allowed at all, a port that two of them claim is nobody's.
+func targetsOf(pods []Pod, hostNetwork bool) (targets []target, bad map[string]string) {
+	owners := map[string]int{} // by address, in the host's network by address and port
+	owner := func(p Pod) string {
+		if p.HostNetwork {
+			return p.IP + " " + p.Port
 		}
+		return p.IP
+	}
+	for _, p := range pods {
+		owners[owner(p)]++
 	}
 	bad = map[string]string{}
 	for _, p := range pods {
 		if p.Port == "" {
 			continue
 		}
-		t, err := targetOf(p)
+		t, err := targetOf(p, hostNetwork)
 		switch {
-		case err == nil && owners[p.IP] > 1:
+		case err == nil && owners[owner(p)] > 1:
 			bad[p.UID] = ReasonMoved
 		case err == nil:
 			targets = append(targets, t)
@@ -43,9 +48,9 @@ func targetsOf(pods []Pod) (targets []target, bad map[string]string) {
 }
 
 // targetOf checks what a pod's annotations ask for. Pure.
-func targetOf(p Pod) (target, error) {
-	if p.HostNetwork {
-		return target{}, fmt.Errorf("pod %s/%s is on the host's network: its address is the node's", p.Namespace, p.Name)
+func targetOf(p Pod, hostNetwork bool) (target, error) {
+	if p.HostNetwork && !hostNetwork {
+		return target{}, fmt.Errorf("pod %s/%s is on the host's network: its address is the node's (--host-network-trainers allows it)", p.Namespace, p.Name)
 	}
 	// No zone, no IPv4 dressed as IPv6, nothing that a node has beside its pods.
 	ip, err := netip.ParseAddr(p.IP)

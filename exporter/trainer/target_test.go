@@ -9,14 +9,14 @@ import (
 func TestTargetOf(t *testing.T) {
 	ok := func(p Pod, want string) {
 		t.Helper()
-		got, err := targetOf(p)
+		got, err := targetOf(p, false)
 		if err != nil || "http://"+got.address.String()+got.path != want {
 			t.Errorf("targetOf(%+v) = %v%s, %v; want %s", p, got.address, got.path, err, want)
 		}
 	}
 	no := func(p Pod, word string) {
 		t.Helper()
-		if got, err := targetOf(p); err == nil || !strings.Contains(err.Error(), word) {
+		if got, err := targetOf(p, false); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("targetOf(%+v) = %v, %v; want an error with %q", p, got, err, word)
 		}
 	}
@@ -45,11 +45,29 @@ func TestTargetsOf(t *testing.T) {
 		{UID: "no address yet", Port: "9402"},
 		{UID: "twin", IP: "10.0.0.4", Port: "9402"}, // two pods with one address: whose page would it be?
 		{UID: "other twin", IP: "10.0.0.4"},
-	})
+	}, false)
 	if len(targets) != 1 || targets[0].uid != "good" {
 		t.Errorf("targets %v, want only good", targets)
 	}
 	if len(bad) != 2 || bad["host"] != ReasonTarget || bad["twin"] != ReasonMoved {
+		t.Errorf("bad %v", bad)
+	}
+}
+
+// RDMA may need the host's network. Where that is allowed, each such pod has the port that it alone claims.
+func TestHostNetwork(t *testing.T) {
+	targets, bad := targetsOf([]Pod{
+		{UID: "a", IP: "192.168.0.1", Port: "9402", HostNetwork: true},
+		{UID: "b", IP: "192.168.0.1", Port: "9403", HostNetwork: true},
+		{UID: "c", IP: "192.168.0.1", Port: "9404", HostNetwork: true},
+		{UID: "d", IP: "192.168.0.1", Port: "9404", HostNetwork: true},
+		{UID: "kubelet", IP: "192.168.0.1", Port: "10250", HostNetwork: true},
+		{UID: "no page", IP: "192.168.0.1", HostNetwork: true},
+	}, true)
+	if len(targets) != 2 || targets[0].uid != "a" || targets[1].uid != "b" {
+		t.Errorf("targets %v, want a and b", targets)
+	}
+	if len(bad) != 3 || bad["c"] != ReasonMoved || bad["d"] != ReasonMoved || bad["kubelet"] != ReasonTarget {
 		t.Errorf("bad %v", bad)
 	}
 }
@@ -59,7 +77,7 @@ func FuzzAnnotationTarget(f *testing.F) {
 	f.Add("10.0.0.7", "9402", "/metrics")
 	f.Add("::ffff:10.0.0.7", "10250", "/../x")
 	f.Fuzz(func(t *testing.T, ip, port, path string) {
-		got, err := targetOf(Pod{IP: ip, Port: port, Path: path})
+		got, err := targetOf(Pod{IP: ip, Port: port, Path: path}, false)
 		if err != nil {
 			return
 		}

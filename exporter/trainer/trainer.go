@@ -67,7 +67,10 @@ type Config struct {
 	Families []stats.Family          // that are let through; none = every page is empty
 	Began    func(time.Time)         // called at the start of every cycle; may be nil
 	Ended    func(time.Time, Result) // called at the end of every cycle and when a page was read, never twice at once
-	Logger   *slog.Logger
+	// HostNetwork lets pods in the host's network have a page. Any process of such a pod can then answer for another that is not
+	// listening, though only under that pod's own name on the page.
+	HostNetwork bool
+	Logger      *slog.Logger
 }
 
 // state is what is remembered of one pod.
@@ -108,7 +111,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func newReader(cfg Config) *reader {
-	r := &reader{cfg: cfg, client: newClient(), targets: targetsOf, known: map[string]*stats.Family{}, pods: map[string]*state{},
+	r := &reader{cfg: cfg, client: newClient(), targets: func(pods []Pod) ([]target, map[string]string) { return targetsOf(pods, cfg.HostNetwork) }, known: map[string]*stats.Family{}, pods: map[string]*state{},
 		reads: map[string]uint64{}, refused: map[string]uint64{}}
 	for i, f := range cfg.Families {
 		r.known[f.Name] = &cfg.Families[i]
