@@ -75,7 +75,15 @@ func command() *cobra.Command {
 			fmt.Fprintln(cmd.OutOrStdout(), image.Ref(s.name))
 		}
 	}}
-	root.AddCommand(build, push, list)
+	weaken := &cobra.Command{Use: "weaken PROGRAM", Short: "Let a program that binds NVML's functions late start under LD_BIND_NOW, too", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := image.Weaken(args[0], "nvml")
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %d symbols\n", args[0], n)
+			}
+			return err
+		}}
+	root.AddCommand(build, push, list, weaken)
 	return root
 }
 

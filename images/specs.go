@@ -25,6 +25,7 @@ type spec struct {
 	user    string
 	env     []string
 	ldflags string
+	weak    string // prefix of the undefined symbols that the loader is not to miss
 	more    func(ctx context.Context, root, scratch string) ([]image.File, error)
 }
 
@@ -33,7 +34,7 @@ const nobody = "65532:65532"
 
 var specs = []spec{
 	// The kubelet's socket wants uid 0. Lazy binding: the NVML of an older driver lacks symbols, which must not end the program at start.
-	{name: "exporter", pkg: "./cmd/capstan-exporter", cgo: true, path: "/usr/bin/capstan-exporter", ldflags: "-extldflags=-Wl,-z,lazy"},
+	{name: "exporter", pkg: "./cmd/capstan-exporter", cgo: true, path: "/usr/bin/capstan-exporter", ldflags: "-extldflags=-Wl,-z,lazy", weak: "nvml"},
 	{name: "adapter", pkg: "./cmd/capstan-adapter", path: "/usr/bin/capstan-adapter", user: nobody, ldflags: "-X k8s.io/component-base/version.gitVersion=" + image.Version},
 	{name: "trainer", pkg: "./cmd/capstan-trainer", path: "/usr/bin/capstan-trainer", user: nobody},
 	{name: "fakegpu", pkg: "./test/fakegpu", path: "/usr/bin/fakegpu", more: fakeLibrary},
@@ -94,7 +95,14 @@ func (s spec) compile(ctx context.Context, root, out string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", out, "-ldflags", strings.TrimSpace("-s -w -buildid= -X main.version="+image.Version+" "+s.ldflags), s.pkg)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+strings.TrimSpace(string(toolchain)), "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off", "CGO_ENABLED="+cgo, "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations", "GOOS=linux", "GOARCH=amd64")
-	return quietly(cmd)
+	if err := quietly(cmd); err != nil || s.weak == "" {
+		return err
+	}
+	n, err := image.Weaken(out, s.weak)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s has no undefined symbol %s*: has go-nvml changed how it binds?", s.pkg, s.weak)
+	}
+	return err
 }
 
 // cLibrary is the C library of this machine: the loader, what the program links, and what the real libnvidia-ml links besides.

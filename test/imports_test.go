@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -147,6 +149,23 @@ func TestPackagesAreDocumented(t *testing.T) {
 			if !strings.HasSuffix(name, "/...") && !exists[name] {
 				t.Errorf("the table names %s, which does not exist", name)
 			}
+		}
+	}
+}
+
+// Every test that docs/field-reports.md names exists.
+func TestFieldReportsAreTests(t *testing.T) {
+	page, err := os.ReadFile("../docs/field-reports.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`").FindAllStringSubmatch(string(page), -1)
+	if len(names) < 30 {
+		t.Fatalf("the page names %d tests", len(names))
+	}
+	for _, n := range names {
+		if out, err := exec.Command("git", "grep", "-q", "func "+n[1]+"(", "--", ":/*_test.go").CombinedOutput(); err != nil {
+			t.Errorf("there is no %s: %v %s", n[1], err, out)
 		}
 	}
 }

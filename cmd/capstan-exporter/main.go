@@ -20,6 +20,10 @@ func main() { os.Exit(run()) }
 
 // run returns the exit code: 0 asked to end, 1 cannot go on, 2 wrong flags, 3 only a new process can read the GPUs again.
 func run() int {
+	if err := bindLate(); err != nil {
+		fmt.Fprintf(os.Stderr, "capstan-exporter: %v\nhint: leave LD_BIND_NOW out of the environment\n", err)
+		return 1
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := command().ExecuteContext(ctx)
@@ -37,4 +41,18 @@ func run() int {
 	}
 	fmt.Fprintf(os.Stderr, "capstan-exporter: %v\nhint: %s\n", err, hint)
 	return code
+}
+
+// bindLate starts the program anew if it was told to bind every symbol at once: NVML's functions, of which no driver has all, would never
+// be found. The loader lets it come so far because these symbols are weak (see images/image.Weaken).
+func bindLate() error {
+	if os.Getenv("LD_BIND_NOW") == "" {
+		return nil
+	}
+	os.Unsetenv("LD_BIND_NOW")
+	program, err := os.Executable()
+	if err == nil {
+		err = syscall.Exec(program, os.Args, os.Environ())
+	}
+	return fmt.Errorf("start anew without LD_BIND_NOW: %w", err)
 }

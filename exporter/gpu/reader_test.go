@@ -164,6 +164,55 @@ func TestUnsupportedIsAbsentAndAskedRarely(t *testing.T) {
 	}
 }
 
+// polarsignals/gpu-metrics-agent#37: the ring of an idle GPU runs dry, which is no gap: the rate of the last second speaks.
+func TestADryRingIsNoGap(t *testing.T) {
+	g := newScripted("GPU-a", 0)
+	g.codes["samples"] = notFound
+	reading := after(newReader(&script{gpus: []*scripted{g}}, Config{}), 0, 11)
+	if d := reading.Devices[0]; d.UtilizationSource != "samples" || !near(d.Observed, 10) || d.Busy != 0 || *d.Utilization != 0 || len(reading.Errors) != 0 {
+		t.Errorf("%+v, errors %v; want 10 s observed and idle", d, reading.Errors)
+	}
+}
+
+// HAMi#1089, gpud#1170: a GPU that shares the machine's memory (GB10) has none of its own to tell of. That costs the GPU nothing else.
+func TestUnifiedMemory(t *testing.T) {
+	g := newScripted("GPU-a", 50)
+	g.codes["memory"], g.codes["memoryOld"] = notSupported, notSupported
+	reading := after(newReader(&script{gpus: []*scripted{g}}, Config{}), 0, 11)
+	if d := reading.Devices[0]; d.MemoryUsed != nil || d.MemoryTotal != nil || !d.Up || !near(d.Busy, 5) || d.PowerWatts == nil || len(reading.Errors) != 0 {
+		t.Errorf("%+v, errors %v; want all but memory", d, reading.Errors)
+	}
+}
+
+// dcgm-exporter#599: eight H200 in 56 instances took ten cores. What a pass costs is counted here: four calls an instance and no more,
+// and the inventory twice a minute.
+func TestFiftySixInstances(t *testing.T) {
+	s := &script{}
+	for i := range 8 {
+		g := newScripted(fmt.Sprint("GPU-", i), 0)
+		g.codes["rates"] = notSupported
+		g.counters = map[string]shares{g.id: {graphicsUtil: 50, smUtil: 50}}
+		for k := range 7 {
+			id := fmt.Sprintf("MIG-%d-%d", i, k)
+			g.counters[id] = shares{graphicsUtil: float64(10 * k), smUtil: 5}
+			g.parts = append(g.parts, instance{device: g, id: id, profile: "1g.18gb", gpuInstance: k})
+		}
+		s.gpus = append(s.gpus, g)
+	}
+	r := newReader(s, Config{})
+	reading := after(r, 0, 60)
+	for i, d := range reading.Devices {
+		for k, in := range d.Instances {
+			if want := 59 * float64(k) / 10; !near(in.Busy, want) || !near(in.Observed, 59) {
+				t.Errorf("GPU %d, instance %d: busy %g of %g, want %g of 59", i, k, in.Busy, in.Observed, want)
+			}
+		}
+		if calls := s.gpus[i].calls; calls["activity"] != 8*60 || calls["memory"] != 8*60 || calls["instances"] != 2 {
+			t.Errorf("GPU %d: %v; want 480 of the counters and of the memory, 2 inventories", i, calls)
+		}
+	}
+}
+
 func TestGarbageIsDroppedAndCounted(t *testing.T) {
 	g := newScripted("GPU-a", 4294967295)
 	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
