@@ -17,14 +17,21 @@ type driver struct {
 	file *state.File
 }
 
-// makeDriver builds the C library and makes a state file with n GPUs.
-func makeDriver(ctx context.Context, root, dir string, n int) (*driver, error) {
+// makeDriver builds the C library and makes a state file with n GPUs of a kind.
+func makeDriver(ctx context.Context, root, dir string, n int, kind string) (*driver, error) {
+	profile, err := state.ProfileNamed(kind)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
 	library := filepath.Join(dir, "libnvidia-ml.so.1")
 	build := exec.CommandContext(ctx, "make", "-s", "-C", filepath.Join(root, "test/fakegpu/lib"), "OUT="+library)
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build the simulated library: %w\n%s", err, out)
 	}
-	file, err := state.Create(filepath.Join(dir, "state"), "bench", n, state.Profiles[0])
+	file, err := state.Create(filepath.Join(dir, "state"), "bench", n, profile)
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +54,12 @@ func (d *driver) work(ctx context.Context) error {
 				g.Utilization, g.PowerMilliwatts, g.Temperature = busy, 300_000+busy*1000, 40+busy/4
 				g.EnergyMillijoules += uint64(g.PowerMilliwatts) / 6
 				g.Push(time.Now(), busy)
+				g.Activity.Advance(time.Second/6, float64(busy)/100)
+				for k := range g.Instances {
+					if g.Instances[k].UUID() != "" {
+						g.Instances[k].Activity.Advance(time.Second/6, float64(busy)/100)
+					}
+				}
 			})
 			if err != nil {
 				return err

@@ -13,7 +13,9 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -62,7 +64,7 @@ func measure(ctx context.Context, out string, duration time.Duration, cycles int
 		return err
 	}
 	defer os.RemoveAll(dir)
-	d, err := makeDriver(ctx, root, dir, gpus)
+	d, err := makeDriver(ctx, root, dir, gpus, "h100")
 	if err != nil {
 		return err
 	}
@@ -95,15 +97,36 @@ func measure(ctx context.Context, out string, duration time.Duration, cycles int
 		return err
 	}
 
+	divided, err := makeDriver(ctx, root, filepath.Join(dir, "divided"), gpus, "h100-mig")
+	if err != nil {
+		return err
+	}
+	var instances [][]string
+	for i := range gpus {
+		g := divided.file.GPU(i)
+		for k := range g.Instances {
+			if uuid := g.Instances[k].UUID(); uuid != "" {
+				instances = append(instances, []string{uuid})
+			}
+		}
+	}
+	parts, err := serveKubelet(filepath.Join(dir, "parts"), instances)
+	if err != nil {
+		return err
+	}
+
 	group, ctx := errgroup.WithContext(ctx)
 	working, rest := context.WithCancel(ctx)
 	group.Go(func() error { return d.work(working) })
+	group.Go(func() error { return divided.work(working) })
 	group.Go(func() error {
 		defer rest()
 		var figures []report.Figure
 		for _, part := range []func() ([]report.Figure, error){
 			func() ([]report.Figure, error) { return steady(ctx, program, d, shared, duration) },
+			func() ([]report.Figure, error) { return mig(ctx, program, divided, parts, len(instances), duration/2) },
 			func() ([]report.Figure, error) { return idle(ctx, program, d, exclusive) },
+			func() ([]report.Figure, error) { return imageSize(ctx, root, dir) },
 			func() ([]report.Figure, error) { return accelerated(ctx, d, shared, cycles) },
 		} {
 			some, err := part()
@@ -119,6 +142,7 @@ func measure(ctx context.Context, out string, duration time.Duration, cycles int
 
 // steady measures the program as the DaemonSet runs it: 1 s sampling, scraped every 5 s, then scraped hard.
 func steady(ctx context.Context, program string, d *driver, k *kubelet, duration time.Duration) ([]report.Figure, error) {
+	started := time.Now()
 	p, err := launch(ctx, d, program, "--listen", "127.0.0.1:0", "--kubelet-dir", k.dir, "--node-name", "bench")
 	if err != nil {
 		return nil, err
@@ -127,8 +151,9 @@ func steady(ctx context.Context, program string, d *driver, k *kubelet, duration
 	if err := p.until(ctx, metricname.PodGPUBusySeconds, allPods); err != nil {
 		return nil, err
 	}
+	start := time.Since(started)
 	fmt.Printf("steady: %d GPUs, %d pods, a scrape every 5 s, for %s\n", gpus, allPods, duration)
-	before, began := p.cpu(), time.Now()
+	before, began, calls := p.cpu(), time.Now(), d.file.Calls()
 	for time.Since(began) < duration {
 		if _, err := p.page(); err != nil {
 			return nil, err
@@ -141,6 +166,7 @@ func steady(ctx context.Context, program string, d *driver, k *kubelet, duration
 	}
 	percent := 100 * (p.cpu() - before).Seconds() / time.Since(began).Seconds()
 	rss := p.rss()
+	perMinute := float64(d.file.Calls()-calls) / gpus / time.Since(began).Minutes()
 
 	var single []time.Duration
 	for range 500 {
@@ -172,6 +198,9 @@ func steady(ctx context.Context, program string, d *driver, k *kubelet, duration
 	}
 	return []report.Figure{
 		report.AtMost("exporter_cpu_percent", percent, "%", 1, fmt.Sprintf("of a core, 1 s sampling, %d GPUs, %d pods sharing them, over %s", gpus, allPods, duration)),
+		report.AtMost("exporter_nvml_calls_per_gpu_minute", perMinute, "calls", 600, "by the library's own count; each pass asks for samples twice, as go-nvml does"),
+		report.AtMost("exporter_start_s", start.Seconds(), "s", 5, "from the start of the process to a page with every pod's counters: a pod is certain after a second question"),
+		report.AtMost("exporter_metrics_p50_ms", milliseconds(quantile(single, 50)), "ms", 5, "one scraper, 500 scrapes, connection kept"),
 		report.AtMost("exporter_metrics_p99_ms", milliseconds(p99(single)), "ms", 5, "one scraper, 500 scrapes, connection kept"),
 		report.AtMost("exporter_metrics_p99_ms_50_scrapers", milliseconds(p99(crowd)), "ms", 5, "40 times 50 scrapes at once, the clients on the same cores"),
 		report.AtMost("exporter_rss_mib_shipped", rss, "MiB", 40, fmt.Sprintf("the program itself after %s", duration)),
@@ -224,9 +253,60 @@ func idle(ctx context.Context, program string, d *driver, k *kubelet) ([]report.
 	}, nil
 }
 
-func p99(all []time.Duration) time.Duration {
+// mig measures the program with every GPU in seven instances.
+func mig(ctx context.Context, program string, d *driver, k *kubelet, instances int, duration time.Duration) ([]report.Figure, error) {
+	p, err := launch(ctx, d, program, "--listen", "127.0.0.1:0", "--kubelet-dir", k.dir, "--node-name", "bench")
+	if err != nil {
+		return nil, err
+	}
+	defer p.end()
+	if err := p.until(ctx, metricname.PodGPUBusySeconds, instances); err != nil {
+		return nil, err
+	}
+	fmt.Printf("divided: %d GPUs in %d MIG instances, a scrape every 5 s, for %s\n", gpus, instances, duration)
+	before, began := p.cpu(), time.Now()
+	for time.Since(began) < duration {
+		if _, err := p.page(); err != nil {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(5 * time.Second):
+		}
+	}
+	percent := 100 * (p.cpu() - before).Seconds() / time.Since(began).Seconds()
+	note := fmt.Sprintf("%d MIG instances, a pod on each, over %s", instances, duration)
+	return []report.Figure{
+		report.AtMost("exporter_cpu_percent_mig", percent, "%", 2, note),
+		report.AtMost("exporter_rss_mib_mig", p.rss(), "MiB", 40, note),
+	}, nil
+}
+
+// imageSize is what a node has to pull.
+func imageSize(ctx context.Context, root, dir string) ([]report.Figure, error) {
+	build := exec.CommandContext(ctx, "go", "run", "./images", "build", "--out", dir, "exporter")
+	build.Dir = root
+	out, err := build.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("build the image: %w\n%s", err, out)
+	}
+	size := regexp.MustCompile(`([0-9.]+) MB`).FindSubmatch(out)
+	if size == nil {
+		return nil, fmt.Errorf("images build does not say a size:\n%s", out)
+	}
+	mb, err := strconv.ParseFloat(string(size[1]), 64)
+	if err != nil {
+		return nil, err
+	}
+	return []report.Figure{report.AtMost("exporter_image_mb", mb, "MB", 25, "compressed")}, nil
+}
+
+func p99(all []time.Duration) time.Duration { return quantile(all, 99) }
+
+func quantile(all []time.Duration, percent int) time.Duration {
 	slices.Sort(all)
-	return all[len(all)*99/100]
+	return all[len(all)*percent/100]
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
