@@ -22,7 +22,8 @@ type cluster struct {
 
 	replicas  int
 	pods      map[int]*pod // by ordinal
-	processes []*process   // all that ever were, in the order of their start
+	processes []*process   // those that live, in the order of their start
+	byID      map[ID]*process
 	uids      int
 	noGPU     map[int]bool
 	sides     map[*process]int // of a split; those on side 0 reach the API server
@@ -42,7 +43,8 @@ type cluster struct {
 	unlucky  float64 // share of messages lost, and of those doubled
 	late     float64 // share of messages that take up to 3 s
 
-	checkpoint []Generation // the newest durable state
+	checkpoint []Generation           // the newest durable state
+	saved      map[int64][]Generation // all that ever were, by step
 	rings      map[Generation]*reduction
 	model      *model
 	log        []string
@@ -66,7 +68,8 @@ type process struct {
 	node     *Node
 	alive    bool
 	frozen   bool // SIGSTOP
-	read     int  // revision of the record that its coordinator has read
+	backlog  []Event
+	read     int // revision of the record that its coordinator has read
 	child    child
 	leaderAt uint32
 }
@@ -93,15 +96,17 @@ type reduction struct {
 	members    []ID
 	step       int64 // being reduced
 	wishes     map[ID]int64
+	torn       map[ID]bool // has closed its connections before the step was done
 }
 
 func newCluster(cfg Config, rng *rand.Rand) *cluster {
 	start := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	c := &cluster{
-		cfg: cfg, now: start, start: start, rng: rng, pods: map[int]*pod{}, noGPU: map[int]bool{}, sides: map[*process]int{}, slowness: map[int]float64{}, skew: map[int]time.Duration{},
+		cfg: cfg, now: start, start: start, rng: rng, pods: map[int]*pod{}, byID: map[ID]*process{}, saved: map[int64][]Generation{}, noGPU: map[int]bool{}, sides: map[*process]int{}, slowness: map[int]float64{}, skew: map[int]time.Duration{},
 		crashAt: map[int]map[int64]string{}, grace: 30 * time.Second, leaseTTL: 15 * time.Second, rings: map[Generation]*reduction{}, model: newModel(), version: cfg.Version,
 	}
 	c.every(100*time.Millisecond, func() {
+		c.processes = slices.DeleteFunc(c.processes, func(p *process) bool { return !p.alive })
 		for _, p := range c.processes {
 			if p.alive && !p.frozen {
 				c.apply(p, p.node.Tick(c.clock(p)))
@@ -222,6 +227,7 @@ func (c *cluster) boot(p *pod) {
 	q := &process{id: id, pod: p, node: node, alive: true}
 	p.process = q
 	c.processes = append(c.processes, q)
+	c.byID[id] = q
 	if c.cfg.FixedCoordinator && p.ordinal == c.cfg.FirstOrdinal {
 		c.apply(q, node.Step(Leader{Term: uint32(c.now.Sub(c.start).Seconds()) + 1, Holder: id}, c.clock(q)))
 	}
@@ -370,11 +376,11 @@ func (c *cluster) elect(q *process) {
 func (c *cluster) connected(a, b *process) bool { return c.sides[a] == c.sides[b] }
 
 func (c *cluster) process(id ID) *process {
-	for i := len(c.processes) - 1; i >= 0; i-- {
-		p := c.processes[i]
-		if p.id == id || c.cfg.FixedCoordinator && id == (ID{Ordinal: p.id.Ordinal}) && p.alive {
-			return p
-		}
+	if p := c.byID[id]; p != nil {
+		return p
+	}
+	if p := c.pods[id.Ordinal]; p != nil && id == (ID{Ordinal: id.Ordinal}) {
+		return p.process
 	}
 	return nil
 }
@@ -405,7 +411,11 @@ func (c *cluster) send(from *process, m Message) {
 func (c *cluster) clock(p *process) time.Time { return c.now.Add(c.skew[p.id.Ordinal]) }
 
 func (c *cluster) tell(p *process, e Event) {
-	if p.alive && !p.frozen {
+	switch {
+	case !p.alive:
+	case p.frozen:
+		p.backlog = append(p.backlog, e)
+	default:
 		c.apply(p, p.node.Step(e, c.clock(p)))
 	}
 }
@@ -426,13 +436,14 @@ func (c *cluster) act(p *process, a Action) {
 	ch := &p.child
 	warmth := ch.warmth
 	who := fmt.Sprintf("worker-%d", p.id.Ordinal)
-	later := func(d time.Duration, do func()) {
+	var later func(d time.Duration, do func())
+	later = func(d time.Duration, do func()) {
 		c.after(d, func() {
-			if p.alive && p.child.warmth == warmth {
-				if p.frozen { // it will go on when it is thawed
-					c.after(time.Second, do)
-					return
-				}
+			switch {
+			case !p.alive || p.child.warmth != warmth:
+			case p.frozen: // it goes on when it is thawed
+				later(time.Second, do)
+			default:
 				do()
 			}
 		})
@@ -453,7 +464,7 @@ func (c *cluster) act(p *process, a Action) {
 		c.say("%s  start generation %s, rank %d of %d, step %d, %s", who, a.Generation, a.Rank, len(a.Members), a.Step, a.Reason)
 		ch.in, ch.open, ch.running, ch.synced, ch.wish, ch.pending, ch.from, ch.aborting = a.Generation, true, false, false, 0, 0, nil, false
 		if c.rings[a.Generation] == nil {
-			c.rings[a.Generation] = &reduction{generation: a.Generation, members: a.Members, step: a.Step + 1, wishes: map[ID]int64{}}
+			c.rings[a.Generation] = &reduction{generation: a.Generation, members: a.Members, step: a.Step + 1, wishes: map[ID]int64{}, torn: map[ID]bool{}}
 		}
 		c.opened(a.Generation)
 	case SyncState:
@@ -464,8 +475,10 @@ func (c *cluster) act(p *process, a Action) {
 		}
 	case RunGeneration:
 		c.say("%s  run generation %s from step %d", who, a.Generation, a.Step)
-		ch.running = true
-		c.compute(p)
+		if ch.in == a.Generation && ch.open {
+			ch.running = true
+			c.compute(p)
+		}
 	case Quiesce:
 		c.say("%s  quiesce at step %d", who, a.Step)
 		ch.wish = a.Step
@@ -474,6 +487,9 @@ func (c *cluster) act(p *process, a Action) {
 		ch.running, ch.open = false, false
 	case AbortStep:
 		c.say("%s  abort step %d of generation %s", who, a.Step, a.Generation)
+		if r := c.rings[a.Generation]; r != nil {
+			r.torn[p.id] = true
+		}
 		c.breakConnections(p)
 		if !ch.up {
 			return
@@ -494,9 +510,7 @@ func (c *cluster) act(p *process, a Action) {
 	case SaveState:
 		c.say("%s  save step %d", who, a.Step)
 		later(c.about(50*time.Millisecond), func() {
-			if len(ch.state) > len(c.checkpoint) {
-				c.checkpoint = slices.Clone(ch.state)
-			}
+			c.save(ch.state)
 			c.tell(p, Saved{Step: int64(len(ch.state))})
 		})
 	case Exit:
@@ -520,6 +534,30 @@ func (c *cluster) act(p *process, a Action) {
 		c.after(c.about(10*time.Millisecond), func() { c.scale(0) })
 	default:
 		panic(fmt.Sprintf("%T", a))
+	}
+}
+
+// save makes a state durable. A checkpoint is newer than another if its last step is of a higher generation, then by its steps.
+func (c *cluster) save(state []Generation) {
+	last := func(s []Generation) Position {
+		if len(s) == 0 {
+			return Position{}
+		}
+		return Position{s[len(s)-1], int64(len(s))}
+	}
+	if last(state).compare(last(c.checkpoint)) > 0 {
+		c.checkpoint = slices.Clone(state)
+		c.saved[int64(len(state))] = c.checkpoint
+	}
+}
+
+// thaw lets a frozen process go on, with all that has come for it.
+func (c *cluster) thaw(p *process) {
+	p.frozen = false
+	backlog := p.backlog
+	p.backlog = nil
+	for _, e := range backlog {
+		c.tell(p, e)
 	}
 }
 
@@ -623,8 +661,13 @@ func (c *cluster) compute(p *process) {
 	if s := c.slowness[p.id.Ordinal]; s > 0 {
 		d = time.Duration(float64(d) * s)
 	}
-	c.after(d, func() {
-		if !p.alive || p.child.warmth != warmth || ch.in != g || !ch.running || ch.aborting || p.frozen {
+	var done func()
+	done = func() {
+		if !p.alive || p.child.warmth != warmth || ch.in != g || !ch.running || ch.aborting {
+			return
+		}
+		if p.frozen {
+			c.after(time.Second, done)
 			return
 		}
 		if why := c.crashAt[p.id.Ordinal][step]; why != "" {
@@ -634,7 +677,8 @@ func (c *cluster) compute(p *process) {
 		ch.pending = step
 		c.model.contributed(c, p, g, step)
 		c.reduce(g, p, step, d)
-	})
+	}
+	c.after(d, done)
 }
 
 func (c *cluster) reduce(g Generation, p *process, step int64, d time.Duration) {
@@ -648,7 +692,11 @@ func (c *cluster) reduce(g Generation, p *process, step int64, d time.Duration) 
 	at := int64(0)
 	for _, id := range r.members {
 		at = max(at, r.wishes[id])
-		if q := c.process(id); !q.alive || !c.connected(q, p) || q.child.in != g || !q.child.open || q.child.pending != step {
+		q := c.process(id)
+		if !q.alive && !r.torn[id] && c.chance(0.5) {
+			continue // it had sent all of its part before it died
+		}
+		if !q.alive || !c.connected(q, p) || q.child.in != g || !q.child.open || q.child.pending != step {
 			// A connection is broken: it never completes, unless a split heals.
 			c.after(time.Second, func() {
 				if p.alive && p.child.in == g && p.child.pending == step && r.step == step {

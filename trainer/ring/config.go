@@ -16,7 +16,8 @@ type Config struct {
 	WorldSizes []int // if not empty, the only sizes of a world
 
 	// FixedCoordinator is for a cluster where the agent may not hold a lease: the coordinator is the pod with FirstOrdinal, and nothing
-	// is recorded. While that pod is away the others wait for it, their state in memory, and it is in every ring.
+	// is recorded. While that pod is away the others wait for it, their state in memory, and it is in every ring. A state that only
+	// others hold is given up when they are silent for 2 × DeadAfter (or, after its own restart, for Settle), for a checkpoint's.
 	FixedCoordinator bool
 	FirstOrdinal     int // the StatefulSet's .spec.ordinals.start
 

@@ -36,9 +36,10 @@ type coordinator struct {
 	running  time.Time     // since when all members of record step; zero = not yet
 	took     time.Duration // from the proposal until then
 	proposed time.Time     // when the proposal that led to record was made
-	leavers  time.Time     // since when a member wants to leave; zero = none does
-	copyFrom map[ID]bool   // whose state differs from the others'
-	differed int           // generations in a row with states that differ
+	greeted  time.Time
+	leavers  time.Time   // since when a member wants to leave; zero = none does
+	copyFrom map[ID]bool // whose state differs from the others'
+	differed int         // generations in a row with states that differ
 	changes  map[Reason]uint64
 
 	out []Action
@@ -68,6 +69,7 @@ type view struct {
 	heard     time.Time  // last; for a member of record that has not reported, since when it is waited for
 	suspected time.Time  // since when a peer says that its connection to it broke in record's generation
 	warm      time.Time  // since when it is warm; zero = is not
+	anew      bool       // it warmed up while this coordinator looked on, so warm is when it read its checkpoint
 	gone      bool       // for good
 	crashes   int        // of report.Crashes, accounted for
 	slow      int64      // steps in a row that took it longer than the others
@@ -162,8 +164,10 @@ func (c *coordinator) hear(from ID, r Report) bool {
 			}
 		}
 	}
+	before := v.known
 	v.known, v.heard = true, c.now
 	c.compute(v, r)
+	v.anew = v.anew || before && r.Warms != v.report.Warms
 	if r.Warms != v.report.Warms {
 		v.warm = time.Time{}
 	}
@@ -234,15 +238,11 @@ func (c *coordinator) podGone(id ID) bool {
 	return !slices.ContainsFunc(c.pods.Pods, func(p Pod) bool { return p.Ordinal == id.Ordinal && p.UID == id.Pod })
 }
 
-// gone says that a process exists no more, for certain. Without an API server to ask, a pod's successor in its ordinal is proof enough:
-// a StatefulSet never runs two.
+// gone says that a process exists no more, for certain. Where there is no API server to ask, a long silence must do. That is safe there: the
+// fixed coordinator is in every ring, so the one before has either heard of this change or died, and steps no more.
 func (c *coordinator) gone(id ID) bool {
-	if v := c.find(id); v != nil && v.gone || c.replaced(id) {
-		return true
-	}
-	return c.cfg.FixedCoordinator && slices.ContainsFunc(c.views, func(v *view) bool {
-		return v.id.Ordinal == id.Ordinal && v.id.Pod != id.Pod && v.known && !v.gone
-	})
+	v := c.find(id)
+	return v != nil && v.gone || c.replaced(id) || c.cfg.FixedCoordinator && (v == nil || c.now.Sub(v.heard) > 2*c.cfg.DeadAfter)
 }
 
 func (c *coordinator) silent(v *view) bool { return c.now.Sub(v.heard) > c.cfg.DeadAfter }
@@ -335,6 +335,7 @@ func (c *coordinator) decide() {
 		return
 	}
 	c.forget()
+	c.greet()
 	if c.hopeless() {
 		return
 	}
@@ -351,6 +352,19 @@ func (c *coordinator) decide() {
 		c.advance()
 	} else {
 		c.handOver()
+	}
+}
+
+// greet tells the members who have not reported yet whom to report to. The lease would tell them, but perhaps too late to be counted on.
+func (c *coordinator) greet() {
+	if c.now.Sub(c.greeted) < c.cfg.Heartbeat {
+		return
+	}
+	c.greeted = c.now
+	for _, id := range c.record.Members {
+		if !c.find(id).known {
+			c.do(Send{Message{Job: c.cfg.Job, From: c.self, To: id, Order: &Order{Kind: Hello, Term: c.term}}})
+		}
 	}
 }
 
@@ -468,7 +482,9 @@ func (c *coordinator) broken() bool {
 			return true // only the one who made this generation could say who copies from whom
 		}
 		if !c.committed.IsZero() && c.now.Sub(c.committed) >= c.cfg.SyncTimeout && c.running.IsZero() && !(r.Generation == c.record.Generation && r.Synced) {
-			v.skip = c.record.Generation
+			if !(c.cfg.FixedCoordinator && id == c.self) { // which no ring can do without
+				v.skip = c.record.Generation
+			}
 			return true
 		}
 	}
@@ -576,8 +592,7 @@ func (c *coordinator) plan() (rec Record, why string) {
 			if c.idle(v) {
 				continue
 			}
-			fresh := c.record.Generation.IsZero() || !v.warm.Before(p.since)
-			promises = append(promises, promise{v.id, v.report.Position, v.report.Entered, v.report.Leaving, fresh})
+			promises = append(promises, promise{v.id, v.report.Position, v.report.Entered, v.report.Leaving, c.fresh(v)})
 		}
 	}
 	source, restart, why := choose(c.record, promises, c.gone)
@@ -666,6 +681,11 @@ func (c *coordinator) suspends(source promise) bool {
 // idle says that a process wants to leave, and that nothing is lost with it: it is in no ring and has no state but a checkpoint's.
 func (c *coordinator) idle(v *view) bool {
 	return v.report.Leaving && !c.record.has(v.id) && v.report.Position.Generation.IsZero()
+}
+
+// fresh says that a process has read its checkpoint since the ring stopped, so that it has the newest, if it has no other state.
+func (c *coordinator) fresh(v *view) bool {
+	return c.record.Generation.IsZero() || v.report.Reloaded == c.proposal.generation || v.anew && !v.warm.Before(c.proposal.since)
 }
 
 // last says that no other process waits for this coordinator to be let go.
@@ -759,7 +779,7 @@ func (c *coordinator) order(v *view) (Order, bool) {
 		case p.suspend && p.saved && r.Leaving:
 			o.Kind = Release
 			return o, v.id != c.self || c.last()
-		case p.reload && r.Phase != Joining && v.warm.Before(p.since):
+		case p.reload && r.Phase != Joining && !c.fresh(v):
 			o.Kind = Reload
 		case p.paused:
 			o.Kind, o.Why = Wait, p.why

@@ -74,7 +74,7 @@ func (m *member) report(now time.Time) {
 	}
 	m.seq++
 	r := &Report{
-		Seq: m.seq, Phase: m.phase, Version: m.cfg.Version, Leaving: m.leaving, Term: m.term, Warms: m.warms,
+		Seq: m.seq, Phase: m.phase, Version: m.cfg.Version, Leaving: m.leaving, Term: m.term, Warms: m.warms, Reloaded: m.reloaded,
 		Promised: m.promised, Generation: m.record.Generation, Position: m.position, Entered: m.entered,
 		Synced: m.synced, Hash: m.hash, Lost: slices.Clone(m.lost), Saved: m.saved, Crashes: m.crashes, Crash: m.crash, Compute: m.compute,
 	}
@@ -113,6 +113,8 @@ func (m *member) order(from ID, o Order) {
 		return
 	}
 	switch o.Kind {
+	case Hello:
+		m.changed = true
 	case Propose:
 		m.propose(o)
 	case Commit:

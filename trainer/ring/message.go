@@ -20,6 +20,7 @@ type Report struct {
 	Warms   int    // how often its child has warmed up
 
 	Promised   Generation // it hears no order of a lower one
+	Reloaded   Generation // it has read a checkpoint anew for that one, or is about to
 	Generation Generation // the newest that it was committed to; zero = none yet
 	Position   Position   // of its state
 	Entered    Generation // the newest whose state it ever held: had Generation stepped, all its members would have entered it
@@ -39,6 +40,7 @@ type Kind string
 
 // The kinds.
 const (
+	Hello   Kind = "hello"   // Term has this coordinator: report
 	Propose Kind = "propose" // stop for Generation, and promise to hear no lower one
 	Commit  Kind = "commit"  // be a member of Record
 	Run     Kind = "run"     // all members of Generation have the state: step

@@ -76,6 +76,9 @@ func (m *model) acted(c *cluster, p *process, a Action) {
 			m.fail(c, "%s runs generation %s, its newest is %s and it promised %s", p.id, a.Generation, m.newest[p.id], m.promise[p.id])
 		}
 		ch := &p.child
+		if ch.in != a.Generation {
+			break // it has died, and its agent has not heard yet
+		}
 		if ch.torn || int64(len(ch.state)) != a.Step {
 			m.fail(c, "%s runs generation %s from step %d with a state of %d steps (torn %v)", p.id, a.Generation, a.Step, len(ch.state), ch.torn)
 		}
@@ -87,9 +90,9 @@ func (m *model) acted(c *cluster, p *process, a Action) {
 		if a.Generation == m.record.Generation && m.stepped.Compare(a.Generation) < 0 && !slices.Equal(ch.state, m.lineage) {
 			m.fail(c, "generation %s begins with a state that is not the job's: %v, the job's is %v", a.Generation, ch.state, m.lineage)
 		}
-	case Exit, Done, Fail:
-		if _, failed := a.(Fail); failed || a == (Action)(Done{}) {
-			break
+	case Done, Fail:
+		if m.record.End == "" {
+			m.fail(c, "%s hears of an end that is not recorded", p.id)
 		}
 	}
 }
@@ -113,10 +116,12 @@ func (m *model) recorded(c *cluster, rec Record) {
 	m.changes++
 	m.maxWorld = max(m.maxWorld, len(rec.Members))
 	head := int64(len(m.lineage))
+	// A coordinator without a record may begin with an old member's state, when all who had a newer one are dead.
+	forgot := c.cfg.FixedCoordinator && rec.Step < head-1
 	switch {
-	case rec.Reason == Restart || rec.Reason == Start:
+	case rec.Reason == Restart || rec.Reason == Start || forgot:
 		for _, id := range old.Members {
-			if p := c.process(id); p.alive && !p.frozen && p.child.up && !p.child.torn && len(p.child.state) > 0 && slices.Contains(p.child.state, old.Generation) {
+			if p := c.process(id); p.alive && !p.pod.gone && p.child.up && !p.child.torn && len(p.child.state) > 0 && p.child.in == old.Generation && slices.Contains(p.child.state, old.Generation) {
 				m.fail(c, "generation %s begins with a checkpoint, though %s has the state of %s", rec.Generation, id, old.Generation)
 			}
 		}
@@ -131,8 +136,14 @@ func (m *model) recorded(c *cluster, rec Record) {
 	case rec.Reason == ScaleUp || rec.Reason == ScaleDown:
 		m.planned++
 	}
-	if rec.Reason == Restart || rec.Reason == Start {
-		m.lineage = slices.Clone(c.checkpoint)
+	if forgot {
+		for _, p := range c.processes {
+			if p.alive && p.child.in == rec.Base && int64(len(p.child.state)) == rec.Step {
+				m.lineage = slices.Clone(p.child.state)
+			}
+		}
+	} else if rec.Reason == Restart || rec.Reason == Start {
+		m.lineage = slices.Clone(c.saved[rec.Step])
 	}
 	if rec.Step < int64(len(m.lineage)) {
 		m.lineage = slices.Clip(m.lineage[:rec.Step])

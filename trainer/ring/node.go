@@ -100,6 +100,7 @@ func (n *Node) lead(e Leader, now time.Time) {
 			n.count = Generation{Term: e.Term}
 		}
 		n.coordinator = newCoordinator(n.cfg, m.self, e.Term, n.count.Count, e.Record, now)
+		n.coordinator.tick(now)
 	}
 	if e.Record.End != "" {
 		m.over(e.Record)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -98,6 +97,19 @@ func transcript(text string) (string, error) {
 		}
 	}
 	return out.String(), nil
+}
+
+// TestDeterministic is what a transcript cannot say: the same history gives the same log, byte by byte.
+func TestDeterministic(t *testing.T) {
+	text, err := os.ReadFile("testdata/11-split.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if got, err := transcript(string(text)); err != nil || got != string(text) {
+			t.Fatalf("another log than before, or %v", err)
+		}
+	}
 }
 
 func configure(cfg *Config, words []string) error {
@@ -206,7 +218,7 @@ func command(c *cluster, line string) error {
 	case "version": // of pods made from now on
 		c.version = words[1]
 	case "checkpoint": // the state of these ordinals is saved
-		return each(func(p *process) { c.checkpoint = slices.Clone(p.child.state) })
+		return each(func(p *process) { c.save(p.child.state) })
 	default:
 		return fmt.Errorf("unknown command")
 	}
