@@ -184,7 +184,7 @@ var scenarios = map[string]func(){
 			if err != nil {
 				panic(err)
 			}
-			reading := r.Read(noon.Add(time.Duration(i) * time.Second))
+			reading := r.Read(noon.Add(time.Duration(i) * gaugesEvery))
 			if i == 1 {
 				if err := f.XID(0, 79); err != nil {
 					panic(err)

@@ -11,9 +11,12 @@ type asking struct {
 	reader *Reader
 	unit   *unit
 	now    time.Time
-	gone   code // the driver is gone: why
-	down   bool // the GPU is lost
-	ok     bool // it has answered anything
+
+	counting bool // the performance counters of a GPU that has another source of utilization are due
+
+	gone code // the driver is gone: why
+	down bool // the GPU is lost
+	ok   bool // it has answered anything
 }
 
 // notAsked stands for the answer to a call that was not made.
@@ -46,7 +49,7 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 	if u.handle == nil || !u.Up && now.Before(u.probe) {
 		return success, false
 	}
-	a := &asking{reader: r, unit: u, now: now}
+	a := &asking{reader: r, unit: u, now: now, counting: now.Sub(u.gauged) >= gaugesEvery}
 	d := u.Device // what a group does not read in this pass stays as it was
 	a.load(&d.Load, &u.load, u.asked, u.UUID, u.handle, -1)
 	a.memory(&d.Memory, u.asked, u.UUID, u.handle)
@@ -115,48 +118,56 @@ func (m *loadMeter) publish(l *Load) {
 	}
 }
 
-// outOfRange is the code of an answer that cannot be.
-const outOfRange = "OUT_OF_RANGE"
-
-// load integrates the ring's new samples. The ring of an idle GPU runs dry; then the rate of the last second speaks. Where MIG is on
-// there is neither, and the performance counters speak, if the GPU has them.
+// load integrates how busy a GPU or an instance was: by the driver's ring or its rates and, where MIG hides both, by the performance
+// counters, if the GPU has them. Of a GPU that shows its rates the counters are read with the gauges only: they miss nothing meanwhile.
 func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device, gpuInstance int) {
-	const samples, rates, counters = "nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates", "nvmlGpmMetricsGet"
 	l.Utilization = nil
-	take := func(share float64, valid bool) {
-		if valid {
-			l.Utilization = &share
-		}
-	}
-	// An answer that cannot be is an error of its call, and that alone.
-	checked := func(call string, f func() code) {
-		before := m.discarded
-		a.about(known, uuid, call, f)
-		if n := m.discarded - before; n > 0 {
-			a.reader.errors[CallErrors{UUID: uuid, Call: call, Code: outOfRange}] += n
-		}
-	}
 	whole := gpuInstance < 0
 	if whole {
-		checked(samples, func() code {
-			ring, c := h.samples(m.newest)
-			if c == success {
-				take(m.samples(a.now, ring))
-			}
-			return c
-		})
-		if l.Utilization == nil {
-			checked(rates, func() code {
-				percent, c := h.rates()
-				if c == success {
-					take(m.rate(a.now, percent))
-				}
-				return c
-			})
-		}
+		a.rates(l, m, known, uuid, h)
 	}
-	hidden := !whole || known.unsupported(samples, a.now) && known.unsupported(rates, a.now)
-	checked(counters, func() code {
+	hidden := !whole || known.unsupported(samplesCall, a.now) && known.unsupported(ratesCall, a.now)
+	if hidden || a.counting {
+		a.activity(l, m, known, uuid, h, gpuInstance, hidden)
+	}
+	switch {
+	case whole && !known.unsupported(samplesCall, a.now):
+		l.UtilizationSource = "samples"
+	case whole && !known.unsupported(ratesCall, a.now):
+		l.UtilizationSource = "rates"
+	case !known.unsupported(countersCall, a.now):
+		l.UtilizationSource = "gpm"
+	default:
+		l.UtilizationSource = ""
+	}
+}
+
+const samplesCall, ratesCall, countersCall = "nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates", "nvmlGpmMetricsGet"
+
+// rates integrates the ring's new samples. The ring of an idle GPU runs dry; then the rate of the last second speaks.
+func (a *asking) rates(l *Load, m *loadMeter, known asked, uuid string, h device) {
+	a.checked(m, known, uuid, samplesCall, func() code {
+		ring, c := h.samples(m.newest)
+		if c == success {
+			l.take(m.samples(a.now, ring))
+		}
+		return c
+	})
+	if l.Utilization != nil {
+		return
+	}
+	a.checked(m, known, uuid, ratesCall, func() code {
+		percent, c := h.rates()
+		if c == success {
+			l.take(m.rate(a.now, percent))
+		}
+		return c
+	})
+}
+
+// activity integrates the performance counters; of a GPU that shows nothing else they are its utilization, too.
+func (a *asking) activity(l *Load, m *loadMeter, known asked, uuid string, h device, gpuInstance int, hidden bool) {
+	a.checked(m, known, uuid, countersCall, func() code {
 		found, c := h.activity(uuid, gpuInstance)
 		if c != success {
 			return c
@@ -165,19 +176,28 @@ func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device,
 			m.discarded++
 		}
 		if busy, ok := found[graphicsUtil]; ok && hidden {
-			take(m.counted(a.now, busy))
+			l.take(m.counted(a.now, busy))
 		}
 		return c
 	})
-	switch {
-	case whole && !known.unsupported(samples, a.now):
-		l.UtilizationSource = "samples"
-	case whole && !known.unsupported(rates, a.now):
-		l.UtilizationSource = "rates"
-	case !known.unsupported(counters, a.now):
-		l.UtilizationSource = "gpm"
-	default:
-		l.UtilizationSource = ""
+}
+
+// take is the share of a reading, if it is valid.
+func (l *Load) take(share float64, valid bool) {
+	if valid {
+		l.Utilization = &share
+	}
+}
+
+// outOfRange is the code of an answer that cannot be.
+const outOfRange = "OUT_OF_RANGE"
+
+// checked makes a call whose answer may be out of range, which is an error of the call, and of that alone.
+func (a *asking) checked(m *loadMeter, known asked, uuid, call string, f func() code) {
+	before := m.discarded
+	a.about(known, uuid, call, f)
+	if n := m.discarded - before; n > 0 {
+		a.reader.errors[CallErrors{UUID: uuid, Call: call, Code: outOfRange}] += n
 	}
 }
 
