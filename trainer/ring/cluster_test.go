@@ -85,8 +85,9 @@ type child struct {
 	running  bool
 	aborting bool
 	wish     int64
-	pending  int64 // step that it has contributed to and not applied; 0 = none
-	from     *ID   // whom it copies from
+	pending  int64      // step that it has contributed to and not applied; 0 = none
+	from     *ID        // whom it copies from
+	serves   Generation // whom it gives its state to
 	synced   bool
 }
 
@@ -411,6 +412,16 @@ func (c *cluster) send(from *process, m Message) {
 func (c *cluster) clock(p *process) time.Time { return c.now.Add(c.skew[p.id.Ordinal]) }
 
 func (c *cluster) tell(p *process, e Event) {
+	switch e.(type) {
+	case StepDone, Synced, Aborted, PeerLost: // an agent may be late to hand on what it knows, and may do so twice
+		if c.chance(c.unlucky / 10) {
+			c.after(c.about(time.Second), func() {
+				if p.alive && !p.frozen {
+					c.apply(p, p.node.Step(e, c.clock(p)))
+				}
+			})
+		}
+	}
 	switch {
 	case !p.alive:
 	case p.frozen:
@@ -471,8 +482,10 @@ func (c *cluster) act(p *process, a Action) {
 		if a.To == p.id {
 			c.say("%s  copy step %d from worker-%d", who, a.Step, a.From.Ordinal)
 			ch.from, ch.torn = &a.From, false
-			c.opened(a.Generation)
+		} else {
+			ch.serves = a.Generation
 		}
+		c.opened(a.Generation)
 	case RunGeneration:
 		c.say("%s  run generation %s from step %d", who, a.Generation, a.Step)
 		if ch.in == a.Generation && ch.open {
@@ -495,7 +508,11 @@ func (c *cluster) act(p *process, a Action) {
 			return
 		}
 		ch.aborting = true
-		later(c.about(2*time.Millisecond), func() {
+		takes := c.about(2 * time.Millisecond)
+		if c.chance(0.3) {
+			takes = c.about(100 * time.Millisecond)
+		}
+		later(takes, func() {
 			if ch.in != a.Generation {
 				return
 			}
@@ -523,7 +540,7 @@ func (c *cluster) act(p *process, a Action) {
 		c.say("%s  fail: %s", who, a.Reason)
 		c.stopChild(p, false)
 	case WriteRecord:
-		c.write(p, a.Record)
+		c.write(p, a.Record, p.read)
 	case Resign:
 		c.say("%s  resign", who)
 		if c.holder == p {
@@ -561,16 +578,20 @@ func (c *cluster) thaw(p *process) {
 	}
 }
 
-func (c *cluster) write(p *process, rec Record) {
-	c.after(c.about(5*time.Millisecond), func() {
+func (c *cluster) write(p *process, rec Record, read int) {
+	takes := c.about(5 * time.Millisecond)
+	if c.chance(c.late) {
+		takes = c.about(2 * time.Second)
+	}
+	c.after(takes, func() {
 		switch {
 		case !p.alive:
 		case c.cfg.FixedCoordinator:
 			c.recorded(p, rec)
 			c.tell(p, Recorded{rec.Generation, rec.End})
 		case !c.reachesAPI(p):
-			c.write(p, rec)
-		case p.read != c.revision:
+			c.write(p, rec, read)
+		case read != c.revision:
 			c.say("worker-%d  could not record generation %s: somebody else wrote", p.id.Ordinal, rec.Generation)
 			c.tell(p, NotRecorded{rec.Generation, rec.End})
 			if c.holder == p {
@@ -632,7 +653,7 @@ func (c *cluster) opened(g Generation) {
 			}
 			if ch.from != nil {
 				from := c.process(*ch.from)
-				if from == nil || !from.alive || !from.child.up || from.child.torn || !c.connected(from, p) {
+				if from == nil || !from.alive || !from.child.up || from.child.torn || from.child.serves != g || !c.connected(from, p) {
 					ch.synced = false
 					c.after(time.Second, func() { c.opened(g) })
 					return

@@ -478,6 +478,8 @@ func (c *coordinator) broken() bool {
 			}
 		case r.Promised != c.record.Generation || r.Phase == Joining:
 			return true // it has promised to hear of no such generation, or lost what it was chosen for
+		case !slices.Contains(c.behind, id) && r.Position != (Position{c.record.Base, c.record.Step}):
+			return true // it has lost the state for which it was chosen
 		case c.committed.IsZero():
 			return true // only the one who made this generation could say who copies from whom
 		}

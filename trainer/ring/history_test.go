@@ -45,7 +45,7 @@ func (h *history) happen(n int) {
 	}
 	switch n {
 	case 0:
-		h.scale(1 + h.rng.IntN(8))
+		h.scale(1 + min(h.rng.IntN(8), h.rng.IntN(8)))
 		h.say("--- replicas %d", h.replicas)
 	case 1:
 		h.say("--- kill %s", p.id)
@@ -149,6 +149,34 @@ func (h *history) quiet(wait time.Duration) string {
 	return lacks()
 }
 
+// finish lets the job come to its end while things go on happening, and says what keeps it from that.
+func (h *history) finish() string {
+	h.scale(max(h.replicas, h.cfg.Min, 1))
+	h.lastStep = int64(len(h.model.lineage)) + 30
+	for n := 0; n < 20 && h.record.End == "" && h.model.broken == ""; n++ {
+		h.happen(1 + h.rng.IntN(6))
+		h.run(h.about(400 * time.Millisecond))
+	}
+	h.unlucky, h.late = 0, 0
+	clear(h.sides)
+	for _, p := range h.processes {
+		h.thaw(p)
+	}
+	if h.record.End == "" {
+		h.scale(max(h.replicas, 2))
+	}
+	h.run(200 * time.Second)
+	switch {
+	case h.model.broken != "":
+		return h.model.broken
+	case h.record.End != Succeeded:
+		return fmt.Sprintf("the job has not ended, it has %d steps of %d", len(h.model.lineage), h.lastStep)
+	case h.replicas != 0 || len(h.pods) != 0:
+		return fmt.Sprintf("the job has ended, and there are %d replicas, %d pods", h.replicas, len(h.pods))
+	}
+	return ""
+}
+
 // TestHistories lets everything happen to a ring that may: splits, losses, duplicates, late messages, frozen and killed processes,
 // zombies, crashes, a StatefulSet that grows and shrinks, until it has changed a thousand times. The model watches every event. Now and
 // then all faults end, and the ring must form. RING_SEED plays one history again, RING_LOG prints it.
@@ -185,6 +213,9 @@ func TestHistories(t *testing.T) {
 					break
 				}
 				h.happen(h.rng.IntN(things))
+				for h.chance(0.3) { // at the same moment
+					h.happen(1 + h.rng.IntN(7))
+				}
 				h.run(h.about(400 * time.Millisecond))
 				why = h.model.broken
 				if why == "" && n%40 == 39 {
@@ -192,6 +223,9 @@ func TestHistories(t *testing.T) {
 					h.scale(h.replicas)
 					why = h.quiet(150 * time.Second) // 20 times a change that waited for the dead and for a copy that failed
 				}
+			}
+			if why == "" {
+				why = h.finish()
 			}
 			if why != "" {
 				if os.Getenv("RING_LOG") != "" {

@@ -15,8 +15,6 @@ type member struct {
 
 	promised Generation
 	record   Record // of the newest generation that it was committed to
-	source   ID     // whose state it began with
-	behind   bool   // it had to copy that
 	phase    Phase
 	position Position
 	entered  Generation
@@ -187,7 +185,13 @@ func (m *member) propose(o Order) {
 
 func (m *member) commit(o Order) {
 	rec := o.Record
-	rank := slices.Index(rec.Members, m.self)
+	rank, behind := slices.Index(rec.Members, m.self), slices.Contains(o.Behind, m.self)
+	if !behind && m.position != (Position{rec.Base, rec.Step}) {
+		// It has lost the state for which it was chosen, while the choice was being recorded.
+		m.refused++
+		m.changed = m.changed || rec.Generation == m.promised && m.record.Generation.Compare(rec.Generation) < 0
+		return
+	}
 	if rank < 0 && o.Source == m.self && rec.Generation == m.promised && m.phase.stopped() && m.phase != Joining {
 		// One who leaves hands its state over.
 		if m.served != rec.Generation {
@@ -200,11 +204,11 @@ func (m *member) commit(o Order) {
 		m.refused++
 		return
 	}
-	m.record, m.source, m.behind = *rec, o.Source, slices.Contains(o.Behind, m.self)
+	m.record = *rec
 	m.synced, m.hash, m.lost, m.retired, m.why = false, 0, nil, false, ""
 	m.become(Syncing)
 	m.do(StartGeneration{rec.Generation, rank, slices.Clone(rec.Members), rec.Step, rec.Reason})
-	if m.behind {
+	if behind {
 		m.position = Position{Step: -1}
 		m.do(SyncState{rec.Generation, o.Source, m.self, rec.Step})
 	}

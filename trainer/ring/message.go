@@ -189,8 +189,9 @@ type (
 		Reason     Reason
 	}
 
-	// SyncState copies the state from one member to another; both ends get it. What To had before is not to be used any more. From may
-	// be a leaver who is in the generation no more.
+	// SyncState copies the state from one member to another; both ends get it, and From must not give its state for a generation of which
+	// it has not got it: it may have lost the state since. What To had before is not to be used any more. From may be a leaver who is not
+	// in the generation.
 	SyncState struct {
 		Generation Generation
 		From, To   ID

@@ -66,6 +66,9 @@ func (m *model) acted(c *cluster, p *process, a Action) {
 		if a.Generation.Compare(m.newest[p.id]) <= 0 {
 			m.fail(c, "%s starts generation %s after %s", p.id, a.Generation, m.newest[p.id])
 		}
+		if a.Generation.Compare(m.promise[p.id]) < 0 {
+			m.fail(c, "%s starts generation %s, having promised %s", p.id, a.Generation, m.promise[p.id])
+		}
 		m.newest[p.id] = a.Generation
 		if was, ok := m.starts[a.Generation]; ok && (!slices.Equal(was.Members, a.Members) || was.Step != a.Step) {
 			m.fail(c, "generation %s began twice: %v and %v", a.Generation, was, a)
@@ -108,6 +111,11 @@ func (m *model) recorded(c *cluster, rec Record) {
 		if rec.Generation != old.Generation {
 			m.fail(c, "the end of %s is recorded in %s", rec.Generation, old.Generation)
 		}
+		for _, id := range rec.Members {
+			if p := c.process(id); rec.End == Succeeded && p.alive && p.child.up && int64(len(p.child.state)) != c.lastStep {
+				m.fail(c, "the job is done, and %s has done %d steps of %d", id, len(p.child.state), c.lastStep)
+			}
+		}
 		return
 	}
 	if rec.Generation.Compare(old.Generation) <= 0 && !c.cfg.FixedCoordinator {
@@ -135,6 +143,11 @@ func (m *model) recorded(c *cluster, rec Record) {
 		}
 	case rec.Reason == ScaleUp || rec.Reason == ScaleDown:
 		m.planned++
+	}
+	for _, id := range rec.Members {
+		if p := c.process(id); p.child.in == old.Generation && p.child.up && !p.child.torn && len(p.child.state) > int(rec.Step) && p.child.state[len(p.child.state)-1] == old.Generation {
+			m.fail(c, "generation %s begins with step %d, and its member %s had done %d", rec.Generation, rec.Step, id, len(p.child.state))
+		}
 	}
 	if forgot {
 		for _, p := range c.processes {
