@@ -168,33 +168,46 @@ func steady(ctx context.Context, program string, d *driver, k *kubelet, duration
 	rss := p.rss()
 	perMinute := float64(d.file.Calls()-calls) / gpus / time.Since(began).Minutes()
 
+	alone, err := p.scraper()
+	if err != nil {
+		return nil, err
+	}
+	defer alone.conn.Close()
 	var single []time.Duration
 	for range 500 {
-		took, err := p.scrape()
+		took, err := alone.scrape()
 		if err != nil {
 			return nil, err
 		}
 		single = append(single, took)
 		time.Sleep(10 * time.Millisecond)
 	}
-	var crowd []time.Duration
-	results := make(chan time.Duration, 50)
+	// Fifty at once, forty times: all write their request at the same moment.
+	scrapers := make([]*scraper, 50)
+	for i := range scrapers {
+		if scrapers[i], err = p.scraper(); err != nil {
+			return nil, err
+		}
+		defer scrapers[i].conn.Close()
+	}
+	crowd := make([]time.Duration, 0, 40*len(scrapers))
 	for range 40 {
+		took := make([]time.Duration, len(scrapers))
+		start := make(chan struct{})
 		var burst errgroup.Group
-		for range 50 {
-			burst.Go(func() error {
-				took, err := p.scrape()
-				results <- took
+		for i, s := range scrapers {
+			burst.Go(func() (err error) {
+				<-start
+				took[i], err = s.scrape()
 				return err
 			})
 		}
-		for range 50 {
-			crowd = append(crowd, <-results)
-		}
+		time.Sleep(100 * time.Millisecond)
+		close(start)
 		if err := burst.Wait(); err != nil {
 			return nil, err
 		}
-		time.Sleep(100 * time.Millisecond)
+		crowd = append(crowd, took...)
 	}
 	return []report.Figure{
 		report.AtMost("exporter_cpu_percent", percent, "%", 1, fmt.Sprintf("of a core, 1 s sampling, %d GPUs, %d pods sharing them, over %s", gpus, allPods, duration)),

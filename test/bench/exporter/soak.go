@@ -70,6 +70,11 @@ func accelerated(ctx context.Context, d *driver, k *kubelet, cycles int) ([]repo
 		cycles int
 		rss    float64
 	}
+	compressed, err := p.scraper()
+	if err != nil {
+		return nil, err
+	}
+	defer compressed.conn.Close()
 	var points []point
 	told := 0
 	for n := 0; n < cycles; {
@@ -81,7 +86,7 @@ func accelerated(ctx context.Context, d *driver, k *kubelet, cycles int) ([]repo
 		if err != nil {
 			return nil, err
 		}
-		if _, err := p.scrape(); err != nil {
+		if _, err := compressed.scrape(); err != nil {
 			return nil, err
 		}
 		if n, err = value(page, cycleCount); err != nil {
