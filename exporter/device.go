@@ -15,8 +15,7 @@ import (
 //	MIG-GPU-…/7/0            NVIDIA's plugin before driver 470: GPU, GPU instance, compute instance
 //	nvidia0, nvidia0/gi7     GKE's plugin, by the device file's minor number
 //	gpu-0                    NVIDIA's driver for dynamic resource allocation, by the minor number
-//
-// A MIG device of the last has its profile and placement in its name, which NVML does not tell: it is counted among the unknown ones.
+//	gpu-0-mig-1g.10gb-19-3   the same: profile, its number, and where it begins
 func namesOf(r gpu.Reading) map[string]string {
 	names := make(map[string]string, 4*len(r.Devices))
 	for _, d := range r.Devices {
@@ -29,8 +28,12 @@ func namesOf(r gpu.Reading) map[string]string {
 		for _, in := range d.Instances {
 			names[in.UUID] = in.UUID
 			names[fmt.Sprintf("MIG-%s/%d/0", d.UUID, in.GPUInstance)] = in.UUID
-			if d.Minor >= 0 {
-				names[fmt.Sprintf("nvidia%d/gi%d", d.Minor, in.GPUInstance)] = in.UUID
+			if d.Minor < 0 {
+				continue
+			}
+			names[fmt.Sprintf("nvidia%d/gi%d", d.Minor, in.GPUInstance)] = in.UUID
+			if p := in.Placement; p != nil {
+				names[fmt.Sprintf("gpu-%d-mig-%s-%d-%d", d.Minor, in.Profile, p.ProfileID, p.Start)] = in.UUID
 			}
 		}
 	}

@@ -79,6 +79,7 @@ type (
 	instanceAnswer struct {
 		ID, Profile string
 		GPUInstance int
+		Placement   *Placement
 	}
 	processAnswer struct {
 		PID    uint32
@@ -216,7 +217,9 @@ func (d *recordedDevice) memoryOld() (used, total uint64, c code) {
 
 func (d *recordedDevice) instances() ([]instance, code) {
 	all, c := d.device.instances()
-	recorded(d.r, d.of, "instances", each(all, func(in instance) instanceAnswer { return instanceAnswer{in.id, in.profile, in.gpuInstance} }), c)
+	recorded(d.r, d.of, "instances", each(all, func(in instance) instanceAnswer {
+		return instanceAnswer{in.id, in.profile, in.gpuInstance, in.placement}
+	}), c)
 	for i := range all {
 		all[i].device = &recordedDevice{device: all[i].device, r: d.r, of: fmt.Sprintf("%s/%d", d.of, all[i].gpuInstance)}
 	}
@@ -366,7 +369,7 @@ func (d *played) memoryOld() (u, t uint64, c code) {
 func (d *played) instances() ([]instance, code) {
 	all, c := take[[]instanceAnswer](d.p, d.of, "instances")
 	return each(all, func(in instanceAnswer) instance {
-		return instance{device: &played{d.p, fmt.Sprintf("%s/%d", d.of, in.GPUInstance)}, id: in.ID, profile: in.Profile, gpuInstance: in.GPUInstance}
+		return instance{device: &played{d.p, fmt.Sprintf("%s/%d", d.of, in.GPUInstance)}, id: in.ID, profile: in.Profile, gpuInstance: in.GPUInstance, placement: in.Placement}
 	}), c
 }
 func (d *played) samples(uint64) ([]sample, code) {

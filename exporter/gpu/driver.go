@@ -57,6 +57,7 @@ type instance struct {
 	id          string // UUID
 	profile     string
 	gpuInstance int
+	placement   *Placement
 }
 
 // field names a value of nvmlDeviceGetFieldValues.

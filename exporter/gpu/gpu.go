@@ -70,10 +70,14 @@ type Instance struct {
 	UUID        string
 	Profile     string // like 1g.10gb
 	GPUInstance int
+	Placement   *Placement // nil = the driver does not say
 
 	Load
 	Memory
 }
+
+// Placement is where on its GPU an instance lies (nvmlGpuInstanceGetInfo), which is its name to dynamic resource allocation.
+type Placement struct{ ProfileID, Start int }
 
 // Load is how busy a GPU or an instance was.
 type Load struct {

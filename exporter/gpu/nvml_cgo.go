@@ -92,6 +92,8 @@ var needed = map[string][]string{
 	"migCount":    {"nvmlDeviceGetMaxMigDeviceCount"},
 	"migHandle":   {"nvmlDeviceGetMigDeviceHandleByIndex"},
 	"migInstance": {"nvmlDeviceGetGpuInstanceId"},
+	"migById":     {"nvmlDeviceGetGpuInstanceById"},
+	"migInfo":     {"nvmlGpuInstanceGetInfo"},
 }
 
 // lacks says that one of the calls is not to be had.
@@ -499,9 +501,26 @@ func (h handle) instances() ([]instance, code) {
 			_, profile, _ := strings.Cut(name, " MIG ")
 			in.profile = strings.Clone(profile)
 		}
+		in.placement = h.placement(gi)
 		found = append(found, in)
 	}
 	return found, success
+}
+
+// placement is nil where the driver does not say: then only dynamic resource allocation lacks a name for the instance.
+func (h handle) placement(gpuInstance int) *Placement {
+	if h.lacks("migById", "migInfo") {
+		return nil
+	}
+	gi, r := h.GetGpuInstanceById(gpuInstance)
+	if code(r) != success {
+		return nil
+	}
+	info, r := gi.GetInfo()
+	if code(r) != success {
+		return nil
+	}
+	return &Placement{ProfileID: int(info.ProfileId), Start: int(info.Placement.Start)}
 }
 
 func (l *library) watch(d device, uuid string) code {

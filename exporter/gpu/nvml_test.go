@@ -136,7 +136,11 @@ func detail(d Device) {
 	say("  throttled", fmt.Sprint(d.ThrottledSeconds), "pcie", fmt.Sprint(d.PCIeBytes), "nvlink", fmt.Sprint(d.NVLinkBytes))
 	say("  ecc", fmt.Sprint(d.ECCErrors), "remapped", fmt.Sprint(d.RemappedRows), "xid", fmt.Sprint(d.XIDErrors))
 	for _, in := range d.Instances {
-		say("  instance", in.Profile, "by", in.UtilizationSource, value(in.Utilization), activity(in.Load), "memory", fmt.Sprint(*in.MemoryTotal>>30))
+		place := "nowhere"
+		if in.Placement != nil {
+			place = fmt.Sprint(*in.Placement)
+		}
+		say("  instance", in.Profile, "at", place, "by", in.UtilizationSource, value(in.Utilization), activity(in.Load), "memory", fmt.Sprint(*in.MemoryTotal>>30))
 	}
 }
 
@@ -341,8 +345,8 @@ func TestEverythingThatAGPUCanShow(t *testing.T) {
 			"ecc map[corrected:0 uncorrected:2]", "xid map[79:1]", "error nvmlDeviceGetFieldValues(144) UNKNOWN", "left 0 samples 0 event sets"},
 		"a100":     {"by samples up", "no counters", "of 400.0"},
 		"t4":       {"no counters", "power 7.0 instant - of 70.0 memory - °C", "throttled map[] pcie map[] nvlink map[]", "ecc map[]"},
-		"h100-mig": {"by gpm up", "instance 1g.10gb by gpm 0.0 sm 0.0", "instance 1g.10gb by gpm 1.0 sm 0.8 tensor 0.4 dram 0.5 memory 10", "left 0 samples"},
-		"a100-mig": {"by  up", "instance 3g.40gb by  - no counters memory 40"},
+		"h100-mig": {"by gpm up", "instance 1g.10gb at {19 0} by gpm 0.0 sm 0.0", "instance 1g.10gb at {19 1} by gpm 1.0 sm 0.8 tensor 0.4 dram 0.5 memory 10", "left 0 samples"},
+		"a100-mig": {"by  up", "instance 3g.40gb at {9 0} by  - no counters memory 40"},
 	} {
 		t.Run(profile, func(t *testing.T) {
 			out := play(t, "all", compiled(t, "full"), shape(t, profile), "TEST_VERBOSE=1")

@@ -329,7 +329,7 @@ func (r *Reader) describe(u *unit, now time.Time) {
 		if i >= 0 {
 			p = u.instances[i]
 		}
-		p.UUID, p.Profile, p.GPUInstance, p.handle = in.id, in.profile, in.gpuInstance, in.device
+		p.UUID, p.Profile, p.GPUInstance, p.Placement, p.handle = in.id, in.profile, in.gpuInstance, in.placement, in.device
 		parts = append(parts, p)
 	}
 	for _, p := range u.instances {

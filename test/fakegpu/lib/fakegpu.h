@@ -34,7 +34,8 @@
 	X(nvmlDeviceGetComputeInstanceId)                                                                                     \
 	X(nvmlDeviceGetComputeRunningProcesses_v3) X(nvmlDeviceGetMPSComputeRunningProcesses_v3)                              \
 	X(nvmlDeviceGetProcessUtilization)                                                                                    \
-	X(nvmlDeviceGetEncoderUtilization) X(nvmlDeviceGetDecoderUtilization) X(nvmlDeviceGetPcieReplayCounter)
+	X(nvmlDeviceGetEncoderUtilization) X(nvmlDeviceGetDecoderUtilization) X(nvmlDeviceGetPcieReplayCounter)               \
+	X(nvmlDeviceGetGpuInstanceById) X(nvmlGpuInstanceGetInfo)
 
 #define X(name) FN_##name,
 enum fakegpu_function { FAKEGPU_FUNCTIONS(X) FAKEGPU_FUNCTION_COUNT };
@@ -67,6 +68,7 @@ struct fakegpu_instance {
 	char     uuid[96];
 	char     profile[32]; /* like 1g.10gb */
 	uint32_t gpu_instance, compute_instance;
+	uint32_t profile_id, placement; /* nvmlGpuInstanceInfo_t: which profile, and where it begins */
 	uint64_t memory_total, memory_reserved, memory_used; /* bytes */
 	struct fakegpu_activity activity;
 };

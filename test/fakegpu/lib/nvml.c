@@ -601,6 +601,35 @@ nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t d, unsigned int *id) {
 	return SUCCESS;
 }
 
+/* The handle of a GPU instance is that of its MIG device here: one compute instance each. */
+typedef struct { unsigned int start, size; } nvmlGpuInstancePlacement_t;
+typedef struct {
+	nvmlDevice_t device;
+	unsigned int id, profileId;
+	nvmlGpuInstancePlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+_Static_assert(sizeof(nvmlGpuInstanceInfo_t) == 24, "as in nvml.h");
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t d, unsigned int id, nvmlDevice_t *gpu_instance) {
+	NEED(gpu_instance);
+	CALL(nvmlDeviceGetGpuInstanceById, d);
+	GPU(d);
+	for (int k = 0; k < FAKEGPU_INSTANCES; k++)
+		if (*g.instances[k].uuid && g.instances[k].gpu_instance == id) {
+			*gpu_instance = &instances[d->index][k];
+			return SUCCESS;
+		}
+	return NOT_FOUND;
+}
+
+nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlDevice_t instance, nvmlGpuInstanceInfo_t *info) {
+	NEED(info);
+	CALL(nvmlGpuInstanceGetInfo, instance);
+	GPU(instance);
+	*info = (nvmlGpuInstanceInfo_t){&devices[instance->index], INSTANCE(instance).gpu_instance, INSTANCE(instance).profile_id, {INSTANCE(instance).placement, 1}};
+	return SUCCESS;
+}
+
 /* Processes. */
 typedef struct {
 	unsigned int pid;

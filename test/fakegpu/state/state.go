@@ -44,7 +44,8 @@ var Functions = strings.Fields(`nvmlInit_v2 nvmlShutdown nvmlSystemGetDriverVers
 	nvmlEventSetCreate nvmlEventSetFree nvmlEventSetWait_v2 nvmlDeviceRegisterEvents nvmlDeviceGetSupportedEventTypes
 	nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceGetGpuInstanceId nvmlDeviceGetComputeInstanceId
 	nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetMPSComputeRunningProcesses_v3 nvmlDeviceGetProcessUtilization
-	nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetPcieReplayCounter`)
+	nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetPcieReplayCounter
+	nvmlDeviceGetGpuInstanceById nvmlGpuInstanceGetInfo`)
 
 // Sample is one reading of the driver's ring.
 type Sample struct {
@@ -89,6 +90,7 @@ type Instance struct {
 	uuid                         [96]byte
 	profile                      [32]byte
 	GPUInstance, ComputeInstance uint32
+	ProfileID, Placement         uint32
 	MemoryTotal, MemoryReserved  uint64 // bytes
 	MemoryUsed                   uint64 // bytes, without reserved
 	Activity                     Activity
@@ -170,6 +172,9 @@ func (g *GPU) AddField(id uint32, value uint64) {
 	}
 }
 
+// profileIDs are nvmlGpuInstanceInfo_t's of the plain profiles of H100 and A100.
+var profileIDs = map[string]uint32{"1g": 19, "2g": 14, "3g": 9, "4g": 5, "7g": 0}
+
 // SetInstances switches MIG on with one instance for each profile (like 3g.40gb, whose memory is 40 GiB), or off without any.
 func (g *GPU) SetInstances(profiles ...string) {
 	g.Instances, g.MIG = [MaxInstances]Instance{}, 0
@@ -179,6 +184,7 @@ func (g *GPU) SetInstances(profiles ...string) {
 		copy(in.uuid[:], fmt.Sprintf("MIG-%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
 		copy(in.profile[:], profile)
 		in.GPUInstance = uint32(7 + i)
+		in.ProfileID, in.Placement = profileIDs[strings.SplitN(profile, ".", 2)[0]], uint32(i)
 		var slices, gib uint64
 		if _, err := fmt.Sscanf(profile, "%dg.%dgb", &slices, &gib); err != nil {
 			gib = g.MemoryTotal >> 30 / uint64(len(profiles))

@@ -51,6 +51,7 @@ func TestLayoutIsThatOfTheHeader(t *testing.T) {
 		{"offsetof(struct fakegpu_field, value)", unsafe.Offsetof(Field{}.Value)},
 		{"sizeof(struct fakegpu_instance)", unsafe.Sizeof(in)},
 		{"offsetof(struct fakegpu_instance, gpu_instance)", unsafe.Offsetof(in.GPUInstance)},
+		{"offsetof(struct fakegpu_instance, placement)", unsafe.Offsetof(in.Placement)},
 		{"offsetof(struct fakegpu_instance, memory_used)", unsafe.Offsetof(in.MemoryUsed)},
 		{"offsetof(struct fakegpu_instance, activity)", unsafe.Offsetof(in.Activity)},
 		{"sizeof(struct fakegpu_process)", unsafe.Sizeof(pr)},
