@@ -54,6 +54,7 @@ type Config struct {
 	Release             <-chan bool                        // true: let go of the driver until a false comes; nil = never
 	PodLabels           []string                           // keys of the labels of pods that hold a GPU to be served, at most 16
 	HostNetworkTrainers bool                               // trainers in the host network may have a stats page
+	HAMi                bool                               // pods hold the GPUs that HAMi says it gave them
 	CompatDCGM          bool                               // also serve the names of dcgm-exporter's default counters
 	NodeName            string                             // their label Hostname
 	OnListen            func(net.Addr)                     // called once the server listens, may be nil; for tests and port 0
@@ -184,7 +185,7 @@ func collect(ctx context.Context, group *errgroup.Group, cfg Config, b *board) {
 		if cfg.Mapping != nil {
 			return repeatMapping(ctx, cfg, b)
 		}
-		return podmap.Run(ctx, podmap.Config{KubeletDir: cfg.KubeletDir, Interval: cfg.MappingInterval, MaxAge: cfg.MappingMaxAge, Labels: cfg.PodLabels,
+		return podmap.Run(ctx, podmap.Config{KubeletDir: cfg.KubeletDir, Interval: cfg.MappingInterval, MaxAge: cfg.MappingMaxAge, Labels: cfg.PodLabels, HAMi: cfg.HAMi,
 			Asked: func(now time.Time) { b.begin(stagePods, now) }, Answered: func(now time.Time) { b.end(stagePods, now) }, Publish: b.mapped,
 			Logger: cfg.Logger.With("stage", "pods")})
 	})

@@ -17,6 +17,7 @@ const blind = 3 * time.Second
 // this one, because the news of a pod's end reaches us a moment after the kubelet's own tables know it. So an allocation
 // shows up one poll late, and never on the wrong pod. A pod that ends loses its devices at once.
 type Core struct {
+	hami   bool          // pods hold what HAMi says they were given
 	maxAge time.Duration // of the newest good answer, before nothing is known any more
 
 	pods       map[string]Pod  // by UID, live ones
@@ -58,8 +59,10 @@ type question struct {
 }
 
 // NewCore returns a Core that knows nothing. Answers older than maxAge are forgotten.
-func NewCore(maxAge time.Duration) *Core {
-	c := &Core{maxAge: maxAge, pods: map[string]Pod{}, ended: map[string]bool{}, names: map[name]*named{}, errors: map[string]uint64{}}
+func NewCore(maxAge time.Duration) *Core { return newCore(maxAge, false) }
+
+func newCore(maxAge time.Duration, hami bool) *Core {
+	c := &Core{maxAge: maxAge, hami: hami, pods: map[string]Pod{}, ended: map[string]bool{}, names: map[name]*named{}, errors: map[string]uint64{}}
 	c.resources.Problem = "the kubelet's pod-resources was not asked yet"
 	c.podsAPI.Problem = "the kubelet's Pods API was not asked yet"
 	return c
@@ -180,13 +183,26 @@ func (c *Core) settle() {
 				}
 				continue
 			}
-			uuid, _ := uuidOf(id)
-			held = append(held, Allocation{DeviceID: id, UUID: uuid, Namespace: h.Namespace, Pod: h.Pod, PodUID: was.uid,
-				Container: h.Container, Resource: h.Resource})
+			names := []string{id}
+			if given := c.pods[was.uid].Given; c.hami && len(given) > 0 {
+				names = each(given, func(uuid string) string { return uuid + "::hami" }) // which makes it a shared one
+			}
+			for _, name := range names {
+				uuid, _ := uuidOf(name)
+				held = append(held, Allocation{DeviceID: name, UUID: uuid, Namespace: h.Namespace, Pod: h.Pod, PodUID: was.uid,
+					Container: h.Container, Resource: h.Resource})
+			}
 		}
 	}
 	c.errors[ReasonAmbiguous] += uint64(len(unbound))
 	c.held, c.at, c.unbound = markShared(held), q.asked, slices.Sorted(maps.Keys(unbound))
+}
+
+func each[A, B any](list []A, f func(A) B) (out []B) {
+	for _, a := range list {
+		out = append(out, f(a))
+	}
+	return out
 }
 
 // Mapping is what is known at now.

@@ -76,6 +76,8 @@ func decodeMeta(b []byte, p *Pod, labels []string) error {
 				p.StatsPort = v
 			case metricname.AnnotationStatsPath:
 				p.StatsPath = v
+			case AnnotationHAMi: // what is cut off of a long one is incomplete, and left out
+				p.Given = givenBy(v)
 			}
 			return err
 		}

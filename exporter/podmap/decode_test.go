@@ -28,7 +28,7 @@ func twin(p *corev1.Pod) Pod {
 			labels[i] = cut(v)
 		}
 	}
-	return Pod{Labels: labels, Namespace: cut(p.Namespace), Name: cut(p.Name), UID: cut(string(p.UID)), Phase: cut(string(p.Status.Phase)), IP: cut(p.Status.PodIP),
+	return Pod{Labels: labels, Given: givenBy(cut(p.Annotations[AnnotationHAMi])), Namespace: cut(p.Namespace), Name: cut(p.Name), UID: cut(string(p.UID)), Phase: cut(string(p.Status.Phase)), IP: cut(p.Status.PodIP),
 		HostNetwork: p.Spec.HostNetwork, Terminating: p.DeletionTimestamp != nil,
 		StatsPort: cut(p.Annotations[metricname.AnnotationStatsPort]), StatsPath: cut(p.Annotations[metricname.AnnotationStatsPath])}
 }
@@ -37,7 +37,7 @@ func samplePod() *corev1.Pod {
 	now := metav1.NewTime(time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC))
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "web-0", UID: "u0", DeletionTimestamp: &now, Labels: map[string]string{"x": "y", "team": "vision", "app.kubernetes.io/name": "trainer"},
-			Annotations:     map[string]string{metricname.AnnotationStatsPort: "9402", metricname.AnnotationStatsPath: "/metrics", "other": strings.Repeat("z", 5000)},
+			Annotations:     map[string]string{metricname.AnnotationStatsPort: "9402", metricname.AnnotationStatsPath: "/metrics", AnnotationHAMi: "GPU-a,NVIDIA,3000,30:;", "other": strings.Repeat("z", 5000)},
 			OwnerReferences: []metav1.OwnerReference{{Name: "web", UID: "no"}}},
 		Spec: corev1.PodSpec{NodeName: "n", HostNetwork: true, Containers: []corev1.Container{{Name: "c", Image: "i"}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.7", HostIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.7"}},
@@ -55,7 +55,7 @@ func TestDecodePod(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Pod{Namespace: "a", Name: "web-0", UID: "u0", Phase: "Running", IP: "10.0.0.7", HostNetwork: true, Terminating: true, StatsPort: "9402", StatsPath: "/metrics",
-		Labels: []string{"vision", "", "trainer"}}
+		Labels: []string{"vision", "", "trainer"}, Given: []string{"GPU-a"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

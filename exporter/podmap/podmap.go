@@ -52,8 +52,27 @@ type Pod struct {
 	HostNetwork          bool
 	Terminating          bool
 	StatsPort, StatsPath string   // the annotations, unchecked
+	Given                []string // UUIDs that HAMi says it gave the pod (see AnnotationHAMi), unchecked
 	Labels               []string // values of Config.Labels, in their order; "" = the pod has no such label; nil = it has none of them
 }
+
+// AnnotationHAMi is where HAMi's scheduler writes which GPUs a pod really gets, like "GPU-…,NVIDIA,3000,30:;": what it hands out through
+// the kubelet are mere numbers. It is believed on request only ([Config].HAMi): where HAMi does not rule, anybody could write there what
+// they like, and have another's GPU counted as theirs.
+const AnnotationHAMi = "hami.io/vgpu-devices-allocated"
+
+// givenBy reads the annotation: devices end with ":", containers with ";", a device's fields are its UUID, kind, memory and cores.
+func givenBy(annotation string) (uuids []string) {
+	for _, device := range strings.FieldsFunc(annotation, func(r rune) bool { return r == ':' || r == ';' }) {
+		uuid, rest, complete := strings.Cut(device, ",")
+		if complete && strings.Count(rest, ",") >= 2 && (strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-")) && !slices.Contains(uuids, uuid) && len(uuids) < maxGiven {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids
+}
+
+const maxGiven = 64
 
 // live says whether the pod may hold devices: a pod that ended does not, one that is being deleted still does.
 func (p Pod) live() bool { return p.Phase != "Succeeded" && p.Phase != "Failed" }

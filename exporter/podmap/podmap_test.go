@@ -3,6 +3,7 @@ package podmap
 import (
 	"reflect"
 	"testing"
+	"time"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -48,5 +49,36 @@ func TestClaims(t *testing.T) {
 	}
 	if !isGPU("gpu.nvidia.com", "gpu-3") {
 		t.Error("a device of NVIDIA's driver is no GPU")
+	}
+}
+
+// HAMi hands out numbers through the kubelet, and says in an annotation which GPUs they are. It is believed on request only.
+func TestHAMi(t *testing.T) {
+	pod := Pod{Namespace: "a", Name: "web-0", UID: "u0", Given: givenBy("GPU-a,NVIDIA,3000,30:GPU-b,NVIDIA,3000,30:;GPU-a,NVIDIA,1,1:;GPU-cut,NV")}
+	if want := []string{"GPU-a", "GPU-b"}; !reflect.DeepEqual(pod.Given, want) {
+		t.Fatalf("given %v, want %v", pod.Given, want)
+	}
+	answer := Answer{{Namespace: "a", Pod: "web-0", Container: "c", Resource: "nvidia.com/gpu", DeviceIDs: []string{"GPU-x-3", "GPU-x-4"}}}
+	for hami, want := range map[bool][]string{false: {"GPU-x-3", "GPU-x-4"}, true: {"GPU-a", "GPU-b"}} {
+		c := newCore(time.Minute, hami)
+		c.Sync(epoch, []Pod{pod})
+		c.Ask(epoch)
+		c.Answered(epoch, answer)
+		c.Ask(epoch)
+		var got []string
+		for _, a := range c.Mapping(epoch).Allocations {
+			got = append(got, a.UUID)
+			if a.Shared != hami || a.PodUID != "u0" {
+				t.Errorf("%+v; want it shared: %t", a, hami)
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("with HAMi %t: holds %v, want %v", hami, got, want)
+		}
+	}
+	for _, text := range []string{"", ";", ":;", "GPU-a", "GPU-a,NVIDIA:;", "x,NVIDIA,1,1:;", ",,,:;"} {
+		if got := givenBy(text); got != nil {
+			t.Errorf("%q gives %v", text, got)
+		}
 	}
 }

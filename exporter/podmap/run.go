@@ -27,6 +27,7 @@ type Config struct {
 	KubeletDir string
 	Interval   time.Duration         // between two calls of pod-resources
 	MaxAge     time.Duration         // of the newest good answer, before the mapping is dropped
+	HAMi       bool                  // believe what HAMi writes into AnnotationHAMi
 	Labels     []string              // keys of the pod labels that are kept
 	Asked      func(began time.Time) // called before every call of pod-resources; may be nil
 	Answered   func(ended time.Time) // called after every call, good or bad; may be nil
@@ -55,7 +56,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer podsConn.Close()
 
-	d := &driver{cfg: cfg, core: NewCore(cfg.MaxAge), synced: make(chan struct{}, 1)}
+	d := &driver{cfg: cfg, core: newCore(cfg.MaxAge, cfg.HAMi), synced: make(chan struct{}, 1)}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { d.follow(ctx, pods.NewPodsClient(podsConn)); return nil })
 	group.Go(func() error { d.poll(ctx, podresources.NewPodResourcesListerClient(resourcesConn)); return nil })
