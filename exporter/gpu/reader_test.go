@@ -164,6 +164,18 @@ func TestUnsupportedIsAbsentAndAskedRarely(t *testing.T) {
 	}
 }
 
+// A GPU that is added is found within half a minute, and the others go on.
+func TestAddedGPU(t *testing.T) {
+	s := &script{gpus: []*scripted{newScripted("GPU-a", 100)}}
+	r := newReader(s, Config{})
+	after(r, 0, 10)
+	s.gpus = append(s.gpus, newScripted("GPU-b", 50))
+	d := after(r, 10, 31).Devices
+	if len(d) != 2 || !near(d[0].Busy, 40) || d[1].UUID != "GPU-b" || d[1].Observed < 9 || !near(d[1].Busy, d[1].Observed/2) {
+		t.Errorf("%+v; want GPU-a busy for 40 s, and GPU-b half busy since it was found", d)
+	}
+}
+
 // polarsignals/gpu-metrics-agent#37: the ring of an idle GPU runs dry, which is no gap: the rate of the last second speaks.
 func TestADryRingIsNoGap(t *testing.T) {
 	g := newScripted("GPU-a", 0)

@@ -1,6 +1,7 @@
 package podmap
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -41,6 +42,19 @@ func FuzzPodResources(f *testing.F) {
 				t.Fatalf("%+v and %+v", o, a)
 			}
 			byUUID[a.UUID] = a
+		}
+	})
+}
+
+// Whatever a plugin calls its devices, cutting the replica off is a prefix, and doing it twice changes nothing.
+func FuzzDeviceID(f *testing.F) {
+	for _, id := range []string{"GPU-8f6e9d0c-1111-2222-3333-444455556666::3", "GPU-8f6e9d0c-1111-2222-3333-444455556666-7", "nvidia0/gi3/vgpu2", "0::1", "::", "/vgpu"} {
+		f.Add(id)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		uuid, replica := uuidOf(id)
+		if !strings.HasPrefix(id, uuid) || replica != (uuid != id) {
+			t.Fatalf("%q is %q, replica %t", id, uuid, replica)
 		}
 	})
 }
