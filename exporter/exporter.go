@@ -73,15 +73,12 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("Listen is %q: want [HOST]:PORT", c.Listen))
 	}
 	if _, _, err := net.SplitHostPort(c.ProbeListen); c.ProbeListen != "" && err != nil {
-		//lint:ignore ST1005 it begins with a field's name
 		errs = append(errs, fmt.Errorf("ProbeListen is %q: want [HOST]:PORT", c.ProbeListen))
 	}
 	if err := web.Validate(c.WebConfig); err != nil {
-		//lint:ignore ST1005 it begins with a field's name
 		errs = append(errs, fmt.Errorf("WebConfig is %q: %w", c.WebConfig, err))
 	}
 	if _, err := labelNames(c.PodLabels); err != nil {
-		//lint:ignore ST1005 it begins with a field's name
 		errs = append(errs, fmt.Errorf("PodLabels: %w", err))
 	}
 	within("Interval", c.Interval, time.Millisecond, time.Minute)

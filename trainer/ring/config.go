@@ -73,6 +73,7 @@ func (c Config) withDefaults() Config {
 // Validate says which field has which value, what it may be, and what to do.
 func (c Config) Validate() error {
 	if c.Job == "" {
+		//lint:ignore ST1005 it begins with a field's name
 		return fmt.Errorf("Job is empty: set it to the UID of the StatefulSet, so that a job of the same name begins anew")
 	}
 	for _, f := range []struct {
