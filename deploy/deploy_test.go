@@ -470,8 +470,10 @@ func TestComponents(t *testing.T) {
 		"mig": func(p corev1.PodSpec) bool {
 			return has(p, "NVIDIA_MIG_MONITOR_DEVICES", "all") && slices.Equal(container(p).SecurityContext.Capabilities.Add, []corev1.Capability{"SYS_ADMIN"})
 		},
-		"processes":        func(p corev1.PodSpec) bool { return p.HostPID && slices.Contains(container(p).Args, "--processes") },
-		"gke":              func(p corev1.PodSpec) bool { return has(p, "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64") && privileged(p) },
+		"processes": func(p corev1.PodSpec) bool { return p.HostPID && slices.Contains(container(p).Args, "--processes") },
+		"gke": func(p corev1.PodSpec) bool {
+			return has(p, "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64") && privileged(p)
+		},
 		"driver-container": func(p corev1.PodSpec) bool { return has(p, "LD_LIBRARY_PATH", "/run/nvidia/driver") && privileged(p) },
 		"dcgm-names":       func(p corev1.PodSpec) bool { return slices.Contains(container(p).Args, "--compat=dcgm") },
 	}
