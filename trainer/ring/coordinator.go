@@ -483,7 +483,11 @@ func (c *coordinator) broken() bool {
 		case c.committed.IsZero():
 			return true // only the one who made this generation could say who copies from whom
 		}
-		if !c.committed.IsZero() && c.now.Sub(c.committed) >= c.cfg.SyncTimeout && c.running.IsZero() && !(r.Generation == c.record.Generation && r.Synced) {
+		since := c.committed
+		if since.IsZero() {
+			since = c.began
+		}
+		if c.now.Sub(since) >= c.cfg.SyncTimeout && c.running.IsZero() && !(r.Generation == c.record.Generation && r.Synced) {
 			if !(c.cfg.FixedCoordinator && id == c.self) { // which no ring can do without
 				v.skip = c.record.Generation
 			}

@@ -165,7 +165,7 @@ func (h *history) finish() string {
 	if h.record.End == "" {
 		h.scale(max(h.replicas, 2))
 	}
-	h.run(200 * time.Second)
+	h.run(300 * time.Second)
 	switch {
 	case h.model.broken != "":
 		return h.model.broken
@@ -218,10 +218,10 @@ func TestHistories(t *testing.T) {
 				}
 				h.run(h.about(400 * time.Millisecond))
 				why = h.model.broken
-				if why == "" && n%40 == 39 {
+				if why == "" && n%80 == 79 {
 					h.replicas = max(h.replicas, cfg.Min)
 					h.scale(h.replicas)
-					why = h.quiet(150 * time.Second) // 20 times a change that waited for the dead and for a copy that failed
+					why = h.quiet(300 * time.Second) // more than 20 times a change that waited for the dead and for a slow API server
 				}
 			}
 			if why == "" {
