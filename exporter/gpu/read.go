@@ -86,6 +86,7 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 	case a.ok && !u.Up:
 		r.log.Info("a GPU answers again", "gpu", u.Index, "uuid", u.UUID)
 		d.Up, d.Reason = true, ""
+		r.listed = time.Time{} // what could not be learned of it, its MIG instances among that, is learned in the next pass
 	default:
 		d.Up, d.Reason = u.Up, u.Reason
 	}

@@ -349,6 +349,24 @@ func TestMIG(t *testing.T) {
 	}
 }
 
+// A divided GPU that is lost when it is first seen: its instances are known as soon as it answers, not half a minute later.
+func TestInstancesOfAGPUThatComesBack(t *testing.T) {
+	g := newScripted("GPU-a", 0)
+	g.codes["rates"], g.codes["instances"], g.codes["memory"] = gpuIsLost, gpuIsLost, gpuIsLost
+	g.counters = map[string]shares{"MIG-1": {graphicsUtil: 100}}
+	g.parts = []instance{{device: g, id: "MIG-1", profile: "3g.40gb", gpuInstance: 1}}
+	r := newReader(&script{gpus: []*scripted{g}}, Config{})
+	if d := after(r, 0, 3).Devices[0]; d.Up || len(d.Instances) != 0 {
+		t.Fatalf("%+v; want it lost", d)
+	}
+	g.codes["rates"] = notSupported
+	delete(g.codes, "instances")
+	delete(g.codes, "memory")
+	if d := after(r, 3, 5).Devices[0]; !d.Up || len(d.Instances) != 1 {
+		t.Errorf("%+v; want it back with its instance", d)
+	}
+}
+
 // On an A100 nothing tells how busy a MIG instance is: that is absent, not 0.
 func TestMIGWithoutCounters(t *testing.T) {
 	g := newScripted("GPU-a", 0)
