@@ -592,6 +592,7 @@ func (c *cluster) write(p *process, rec Record, read int) {
 		case !c.reachesAPI(p):
 			c.write(p, rec, read)
 		case read != c.revision:
+			c.model.conflicts++
 			c.say("worker-%d  could not record generation %s: somebody else wrote", p.id.Ordinal, rec.Generation)
 			c.tell(p, NotRecorded{rec.Generation, rec.End})
 			if c.holder == p {
@@ -733,8 +734,8 @@ func (c *cluster) reduce(g Generation, p *process, step int64, d time.Duration) 
 		q := c.process(id)
 		warmth := q.child.warmth
 		wait := c.about(time.Millisecond)
-		if c.chance(c.late) {
-			wait = c.about(time.Second)
+		if c.chance(0.05) { // this one is slow to apply what all have summed up
+			wait = c.about(300 * time.Millisecond)
 		}
 		c.after(wait, func() { c.applyStep(q, warmth, g, step, at, d) })
 	}

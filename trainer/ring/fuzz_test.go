@@ -115,8 +115,12 @@ func FuzzNode(f *testing.F) {
 				}
 			}
 			now = now.Add(time.Duration(next()) * 10 * time.Millisecond)
-			actions := append(n.Step(e, now), n.Tick(now)...)
-			n.Status()
+			before := n.Status()
+			actions := n.Step(e, now)
+			if done, ok := e.(StepDone); ok && n.Status().Step != before.Step && (done.Generation != before.Generation || done.Step != before.Step+1) && n.Status().Phase != Joining {
+				t.Fatalf("%+v moved the state from step %d to %d in generation %s", done, before.Step, n.Status().Step, before.Generation)
+			}
+			actions = append(actions, n.Tick(now)...)
 			for _, a := range actions {
 				switch a := a.(type) {
 				case Send:

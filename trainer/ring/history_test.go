@@ -237,8 +237,9 @@ func TestHistories(t *testing.T) {
 			total.planned += h.model.planned
 			total.redone += h.model.redone
 			total.restarts += h.model.restarts
+			total.conflicts += h.model.conflicts
 			total.maxWorld = max(total.maxWorld, h.model.maxWorld)
 		}
-		t.Logf("fixed=%v: %d changes, of them %d planned, %d that did a step again, %d from a checkpoint; worlds up to %d", fixed, total.changes, total.planned, total.redone, total.restarts, total.maxWorld)
+		t.Logf("fixed=%v: %d changes, of them %d planned, %d that did a step again, %d from a checkpoint; %d refused; worlds up to %d", fixed, total.changes, total.planned, total.redone, total.restarts, total.conflicts, total.maxWorld)
 	}
 }

@@ -19,9 +19,9 @@ type model struct {
 	promise map[ID]Generation // that a process told
 	term    map[ID]uint32     // that a process told
 
-	changes, restarts, redone int
-	planned                   int
-	maxWorld                  int
+	changes, restarts, redone, conflicts int
+	planned                              int
+	maxWorld                             int
 }
 
 func newModel() *model {
