@@ -30,6 +30,7 @@ type cluster struct {
 	version   string           // of new pods
 	slowness  map[int]float64
 	skew      map[int]time.Duration
+	lateBy    map[int]time.Duration    // that an ordinal applies a step after the others
 	crashAt   map[int]map[int64]string // step and error that a child of this ordinal dies of, every time
 	lastStep  int64                    // of the job; 0 = it has none
 	grace     time.Duration
@@ -103,7 +104,7 @@ type reduction struct {
 func newCluster(cfg Config, rng *rand.Rand) *cluster {
 	start := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	c := &cluster{
-		cfg: cfg, now: start, start: start, rng: rng, pods: map[int]*pod{}, byID: map[ID]*process{}, saved: map[int64][]Generation{}, noGPU: map[int]bool{}, sides: map[*process]int{}, slowness: map[int]float64{}, skew: map[int]time.Duration{},
+		cfg: cfg, now: start, start: start, rng: rng, pods: map[int]*pod{}, byID: map[ID]*process{}, saved: map[int64][]Generation{}, noGPU: map[int]bool{}, sides: map[*process]int{}, slowness: map[int]float64{}, skew: map[int]time.Duration{}, lateBy: map[int]time.Duration{},
 		crashAt: map[int]map[int64]string{}, grace: 30 * time.Second, leaseTTL: 15 * time.Second, rings: map[Generation]*reduction{}, model: newModel(), version: cfg.Version,
 	}
 	c.every(100*time.Millisecond, func() {
@@ -733,7 +734,7 @@ func (c *cluster) reduce(g Generation, p *process, step int64, d time.Duration) 
 	for _, id := range r.members {
 		q := c.process(id)
 		warmth := q.child.warmth
-		wait := c.about(time.Millisecond)
+		wait := c.about(time.Millisecond) + c.lateBy[id.Ordinal]
 		if c.chance(0.05) { // this one is slow to apply what all have summed up
 			wait = c.about(300 * time.Millisecond)
 		}

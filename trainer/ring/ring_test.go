@@ -207,6 +207,10 @@ func command(c *cluster, line string) error {
 		d, err := time.ParseDuration(words[2])
 		c.skew[numbers[1]] = d
 		return err
+	case "applies-late": // applies-late 1 2s: that ordinal takes so long to apply what all have summed up
+		d, err := time.ParseDuration(words[2])
+		c.lateBy[numbers[1]] = d
+		return err
 	case "last-step":
 		c.lastStep = int64(numbers[1])
 	case "copy-takes": // to copy a state, from now on
