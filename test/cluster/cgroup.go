@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -18,9 +19,11 @@ type hierarchy struct {
 	Mount   string // where it is mounted
 	Version int
 	Options string // mount options that name its controllers (version 1)
+	Hybrid  bool   // version 2 beside version 1, which has the controllers
 }
 
-// parseHierarchies reads /proc/self/mountinfo. Where version 1 has the controllers, a version 2 mount beside it is left alone.
+// parseHierarchies reads /proc/self/mountinfo. Where version 1 has the controllers, a version 2 mount beside it is the node's, too: runc
+// makes a cgroup there for each container, which would stay on this machine for ever.
 func parseHierarchies(mountinfo string) (all []hierarchy) {
 	seen := map[string]bool{}
 	for line := range strings.Lines(mountinfo) {
@@ -45,18 +48,9 @@ func parseHierarchies(mountinfo string) (all []hierarchy) {
 			all = append(all, hierarchy{Mount: left[4], Version: 1, Options: strings.Join(options, ",")})
 		}
 	}
-	first := false
-	for _, h := range all {
-		first = first || h.Version == 1
-	}
-	if first {
-		kept := all[:0]
-		for _, h := range all {
-			if h.Version == 1 {
-				kept = append(kept, h)
-			}
-		}
-		all = kept
+	hybrid := slices.ContainsFunc(all, func(h hierarchy) bool { return h.Version == 1 })
+	for i := range all {
+		all[i].Hybrid = hybrid && all[i].Version == 2
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Mount < all[j].Mount })
 	return all
@@ -89,8 +83,10 @@ func (n node) makeCgroups() error {
 			return err
 		}
 		if h.Version == 2 {
-			if err := delegate(h.Mount); err != nil {
-				return err
+			if !h.Hybrid {
+				if err := delegate(h.Mount); err != nil {
+					return err
+				}
 			}
 			continue
 		}
@@ -206,7 +202,7 @@ func remountCgroups() error {
 		if err := syscall.Mount("cgroup", h.Mount, kind, syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, h.Options); err != nil {
 			return fmt.Errorf("mount %s: %w", h.Mount, err)
 		}
-		if h.Version == 2 {
+		if h.Version == 2 && !h.Hybrid {
 			// No process may be in a cgroup that delegates: the node's own programs go into a child.
 			init := filepath.Join(h.Mount, "init")
 			if err := os.MkdirAll(init, 0o755); err != nil {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,8 +51,9 @@ func TestHierarchies(t *testing.T) {
 		v2 = "31 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 	)
 	for text, want := range map[string][]hierarchy{
-		v1:                                    {{"/sys/fs/cgroup/cpu,cpuacct", 1, "cpu,cpuacct"}, {"/sys/fs/cgroup/memory", 1, "memory"}, {"/sys/fs/cgroup/systemd", 1, "none,name=systemd"}},
-		v2:                                    {{"/sys/fs/cgroup", 2, ""}},
+		v1: {{Mount: "/sys/fs/cgroup/cpu,cpuacct", Version: 1, Options: "cpu,cpuacct"}, {Mount: "/sys/fs/cgroup/memory", Version: 1, Options: "memory"},
+			{Mount: "/sys/fs/cgroup/systemd", Version: 1, Options: "none,name=systemd"}, {Mount: "/sys/fs/cgroup/unified", Version: 2, Hybrid: true}},
+		v2:                                    {{Mount: "/sys/fs/cgroup", Version: 2}},
 		"1 2 0:1 / / rw - ext4 /dev/vda rw\n": nil,
 		"rubbish":                             nil,
 	} {
@@ -209,6 +212,31 @@ func TestDoor(t *testing.T) {
 	}
 }
 
+// cgroups lists every cgroup of this machine, whichever hierarchy it is in and whoever made it.
+func cgroups(t *testing.T) (all []string) {
+	t.Helper()
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			all = append(all, path)
+		}
+		return nil // one that ends this moment is no error
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// missingFrom lists what of all is not in known.
+func missingFrom(all, known []string) (more []string) {
+	for _, a := range all {
+		if !slices.Contains(known, a) {
+			more = append(more, a)
+		}
+	}
+	return more
+}
+
 // A whole life: up, up again, a pod that resolves a headless Service, a node off and on, down, and nothing left.
 func TestLife(t *testing.T) {
 	if os.Getenv("CAPSTAN_CLUSTER") == "" {
@@ -235,6 +263,7 @@ func TestLife(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = exec.Command(program, "--state", dir, "down").Run() })
 
+	before := cgroups(t)
 	cluster("up", "--nodes", "3")
 	if out := cluster("up", "--nodes", "3"); !strings.Contains(out, "the cluster runs already") {
 		t.Errorf("up again says\n%s", out)
@@ -286,24 +315,15 @@ func TestLife(t *testing.T) {
 	within(30*time.Second, "node-3 is back", func() (bool, string) { s := ready(); return strings.HasPrefix(s, "True"), s })
 
 	cluster("down")
+	if more := missingFrom(cgroups(t), before); len(more) > 0 {
+		t.Errorf("cgroups that were not there before: %v", more)
+	}
 	for what, left := range map[string]func() bool{
 		"its folder":        func() bool { _, err := os.Stat(dir); return err == nil },
 		"network namespace": func() bool { _, err := os.Stat("/run/netns/capstan-node-1"); return err == nil },
 		"mount": func() bool {
 			data, err := os.ReadFile("/proc/self/mountinfo")
 			return err != nil || strings.Contains(string(data), dir)
-		},
-		"cgroup": func() bool {
-			all, err := hierarchies()
-			if err != nil {
-				return true
-			}
-			for _, h := range all {
-				if _, err := os.Stat(newNode(1).cgroup(h)); err == nil {
-					return true
-				}
-			}
-			return false
 		},
 		"process": func() bool {
 			lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
