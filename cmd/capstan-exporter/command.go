@@ -77,7 +77,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
   # With the simulated driver
   LD_LIBRARY_PATH=/fakegpu/lib FAKEGPU_STATE=/fakegpu/state capstan-exporter --listen 127.0.0.1:9401`,
 		Version: version,
-		Args: func(cmd *cobra.Command, args []string) error { // cobra's own words, which name what was not understood
+		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
 				return usage(err)
 			}

@@ -75,7 +75,7 @@ func tell(pid int, s syscall.Signal) error {
 	return nil
 }
 
-// deviceFiles lists the driver's device files that a process has open or mapped.
+// deviceFiles lists the driver's device files that a process has open.
 func deviceFiles(pid int) (held []string, err error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)

@@ -12,7 +12,7 @@ type asking struct {
 	unit   *unit
 	now    time.Time
 
-	counting bool // the performance counters of a GPU that has another source of utilization are due
+	gauging bool // the gauges are due, and with them the performance counters of a GPU that has another source of utilization
 
 	gone code // the driver is gone: why
 	down bool // the GPU is lost
@@ -49,7 +49,7 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 	if u.handle == nil || !u.Up && now.Before(u.probe) {
 		return success, false
 	}
-	a := &asking{reader: r, unit: u, now: now, counting: now.Sub(u.gauged) >= gaugesEvery}
+	a := &asking{reader: r, unit: u, now: now, gauging: now.Sub(u.gauged) >= gaugesEvery}
 	d := u.Device // what a group does not read in this pass stays as it was
 	a.load(&d.Load, &u.load, u.asked, u.UUID, u.handle, -1)
 	a.memory(&d.Memory, u.asked, u.UUID, u.handle)
@@ -63,7 +63,7 @@ func (r *Reader) read(u *unit, now time.Time) (gone code, ok bool) {
 			a.processes(&p.load.processes, p.asked, p.UUID, p.handle)
 		}
 	}
-	if now.Sub(u.gauged) >= gaugesEvery {
+	if a.gauging {
 		u.gauged = now
 		d.Gauges, d.Counters = a.gauges(), a.counters()
 		if r.detail {
@@ -128,7 +128,7 @@ func (a *asking) load(l *Load, m *loadMeter, known asked, uuid string, h device,
 		a.rates(l, m, known, uuid, h)
 	}
 	hidden := !whole || known.unsupported(samplesCall, a.now) && known.unsupported(ratesCall, a.now)
-	if hidden || a.counting {
+	if hidden || a.gauging {
 		a.activity(l, m, known, uuid, h, gpuInstance, hidden)
 	}
 	switch {
@@ -224,7 +224,7 @@ func (a *asking) memory(m *Memory, known asked, uuid string, h device) code {
 	return c
 }
 
-// gauges also takes what fields know of them.
+// gauges takes what moves by the second.
 func (a *asking) gauges() (g Gauges) {
 	h := a.unit.handle
 	a.ask("nvmlDeviceGetPowerUsage", func() code { v, c := h.power(); return into(&g.PowerWatts, float64(v)/1e3, c) })
@@ -248,7 +248,7 @@ func (a *asking) clock(to *map[string]float64, name string, kind int) {
 
 const allLinks = 0xFFFFFFFF // the scope of a field that is to be summed over the links
 
-// counters takes what the driver counts. Both directions of a bus or none: half of it would be misread as all.
+// counters takes what the driver counts.
 func (a *asking) counters() (c Counters) {
 	throttled := func(reason string) func(value) {
 		return func(v value) { put(&c.ThrottledSeconds, reason, v.number/1e9) } // ns

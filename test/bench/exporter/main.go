@@ -153,18 +153,11 @@ func steady(ctx context.Context, program string, d *driver, k *kubelet, duration
 	}
 	start := time.Since(started)
 	fmt.Printf("steady: %d GPUs, %d pods, a scrape every 5 s, for %s\n", gpus, allPods, duration)
-	before, began, calls := p.cpu(), time.Now(), d.file.Calls()
-	for time.Since(began) < duration {
-		if _, err := p.page(); err != nil {
-			return nil, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(5 * time.Second):
-		}
+	began, calls := time.Now(), d.file.Calls()
+	percent, err := p.scraped(ctx, duration)
+	if err != nil {
+		return nil, err
 	}
-	percent := 100 * (p.cpu() - before).Seconds() / time.Since(began).Seconds()
 	rss := p.rss()
 	perMinute := float64(d.file.Calls()-calls) / gpus / time.Since(began).Minutes()
 
@@ -277,23 +270,31 @@ func mig(ctx context.Context, program string, d *driver, k *kubelet, instances i
 		return nil, err
 	}
 	fmt.Printf("divided: %d GPUs in %d MIG instances, a scrape every 5 s, for %s\n", gpus, instances, duration)
-	before, began := p.cpu(), time.Now()
-	for time.Since(began) < duration {
-		if _, err := p.page(); err != nil {
-			return nil, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(5 * time.Second):
-		}
+	percent, err := p.scraped(ctx, duration)
+	if err != nil {
+		return nil, err
 	}
-	percent := 100 * (p.cpu() - before).Seconds() / time.Since(began).Seconds()
 	note := fmt.Sprintf("%d MIG instances, a pod on each, over %s", instances, duration)
 	return []report.Figure{
 		report.AtMost("exporter_cpu_percent_mig", percent, "%", 2, note),
 		report.AtMost("exporter_rss_mib_mig", p.rss(), "MiB", 40, note),
 	}, nil
+}
+
+// scraped asks for the page every five seconds, and says what share of a core the exporter needed meanwhile, in percent.
+func (p *process) scraped(ctx context.Context, duration time.Duration) (percent float64, err error) {
+	before, began := p.cpu(), time.Now()
+	for time.Since(began) < duration {
+		if _, err := p.page(); err != nil {
+			return 0, err
+		}
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(5 * time.Second):
+		}
+	}
+	return 100 * (p.cpu() - before).Seconds() / time.Since(began).Seconds(), nil
 }
 
 // imageSize is what a node has to pull.
