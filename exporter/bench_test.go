@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/capstan-gpu/capstan/exporter/gpu"
@@ -47,9 +46,8 @@ func BenchmarkPage(b *testing.B) {
 	board := newBoard()
 	board.mapped(podmap.Mapping{At: noon, Allocations: all})
 	board.read(noon, r)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(&collector{snapshot: board.snapshot, now: time.Now, training: trainingDescs(stats.Families())})
-	h := promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	g := gatherer{&nodeRenderer{snapshot: board.snapshot, now: time.Now, training: trainingFamilies(stats.Families())}}
+	h := promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true})
 	for _, encoding := range []string{"identity", "gzip"} {
 		b.Run(encoding, func(b *testing.B) {
 			request := httptest.NewRequest(http.MethodGet, "/metrics", nil)
@@ -64,7 +62,7 @@ func BenchmarkPage(b *testing.B) {
 	}
 	b.Run("gather", func(b *testing.B) {
 		for b.Loop() {
-			registry.Gather()
+			g.Gather()
 		}
 	})
 }

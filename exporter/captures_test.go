@@ -2,15 +2,12 @@ package exporter
 
 import (
 	"fmt"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/capstan-gpu/capstan/exporter/gpu"
 	"github.com/capstan-gpu/capstan/exporter/podmap"
@@ -43,12 +40,9 @@ func TestCaptures(t *testing.T) {
 				b.read(r.At, r)
 			}
 			last := readings[len(readings)-1].At
-			registry := prometheus.NewPedanticRegistry()
-			registry.MustRegister(&collector{snapshot: b.snapshot, now: func() time.Time { return last.Add(500 * time.Millisecond) }},
-				&dcgm{snapshot: b.snapshot, host: "captured"})
-			w := httptest.NewRecorder()
-			promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
-			golden(t, "../captures/"+name+".prom", w.Body.String())
+			page := rendered(t, gatherer{&nodeRenderer{snapshot: b.snapshot, now: func() time.Time { return last.Add(500 * time.Millisecond) }},
+				&dcgm{snapshot: b.snapshot, host: "captured"}}, "text/plain")
+			golden(t, "../captures/"+name+".prom", page)
 		})
 	}
 }

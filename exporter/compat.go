@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/capstan-gpu/capstan/exporter/gpu"
 )
 
@@ -23,17 +21,16 @@ type dcgm struct {
 var dcgmLabels = []string{"gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION", "GPU_I_PROFILE", "GPU_I_ID", "container", "namespace", "pod"}
 
 type dcgmFamily struct {
-	desc  *prometheus.Desc
-	kind  prometheus.ValueType
+	*family
 	value func(d *gpu.Device) *float64
 }
 
 func dcgmGauge(name, help string, value func(d *gpu.Device) *float64) dcgmFamily {
-	return dcgmFamily{prometheus.NewDesc(name, help, dcgmLabels, nil), prometheus.GaugeValue, value}
+	return dcgmFamily{gauge(name, help, dcgmLabels...), value}
 }
 
 func dcgmCounter(name, help string, value func(d *gpu.Device) *float64) dcgmFamily {
-	return dcgmFamily{prometheus.NewDesc(name, help, dcgmLabels, nil), prometheus.CounterValue, value}
+	return dcgmFamily{counter(name, help, dcgmLabels...), value}
 }
 
 func times(v *float64, factor float64) *float64 {
@@ -120,16 +117,8 @@ var dcgmFamilies = []dcgmFamily{
 	}),
 }
 
-// Describe sends every family that Collect may.
-func (c *dcgm) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range dcgmFamilies {
-		ch <- f.desc
-	}
-}
-
-// Collect renders.
-func (c *dcgm) Collect(ch chan<- prometheus.Metric) {
-	s, p := c.snapshot(), page{ch}
+func (c *dcgm) render(p page) {
+	s := c.snapshot()
 	type holder struct{ container, namespace, pod string }
 	holders := map[string][]holder{}
 	for _, a := range s.Held {
@@ -141,10 +130,8 @@ func (c *dcgm) Collect(ch chan<- prometheus.Metric) {
 			h = all[0]
 		}
 		for _, f := range dcgmFamilies {
-			if v := f.value(d); v != nil {
-				p.send(f.desc, f.kind, *v, []string{strconv.Itoa(gpuOf.Index), gpuOf.UUID, gpuOf.PCIBusID, fmt.Sprintf("nvidia%d", gpuOf.Minor), gpuOf.Model, c.host,
-					s.GPUs.DriverVersion, profile, instance, h.container, h.namespace, h.pod})
-			}
+			p.maybe(f.family, f.value(d), strconv.Itoa(gpuOf.Index), gpuOf.UUID, gpuOf.PCIBusID, fmt.Sprintf("nvidia%d", gpuOf.Minor), gpuOf.Model, c.host,
+				s.GPUs.DriverVersion, profile, instance, h.container, h.namespace, h.pod)
 		}
 	}
 	for i := range s.GPUs.Devices {

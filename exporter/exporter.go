@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/exporter-toolkit/web"
 	"golang.org/x/sync/errgroup"
 
@@ -47,7 +48,7 @@ type Config struct {
 	StatsInterval       time.Duration                      // between two reads of a trainer's stats page; 1 s to 5 min
 	StuckAfter          time.Duration                      // how long a reading of the GPUs may take before /livez says no; 2 × Interval to 1 h
 	GPU                 Reader                             // required; Run closes it
-	Registry            *prometheus.Registry               // required; Run registers its collector there and serves all that is in it
+	Registry            *prometheus.Registry               // required; what is in it is served beside what is measured
 	Logger              *slog.Logger                       // required
 	WebConfig           string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
 	ProbeListen         string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
@@ -107,20 +108,18 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	b := newBoard()
-	if err := cfg.Registry.Register(&collector{snapshot: b.snapshot, now: time.Now, training: trainingDescs(stats.Families())}); err != nil {
-		return fmt.Errorf("register the collector: %w", err)
-	}
+	measured := gatherer{&nodeRenderer{snapshot: b.snapshot, now: time.Now, training: trainingFamilies(stats.Families())}}
 	if names, _ := labelNames(cfg.PodLabels); len(names) > 0 {
-		if err := cfg.Registry.Register(newPodLabels(b.snapshot, names)); err != nil {
-			return fmt.Errorf("register the labels of pods: %w", err)
-		}
+		measured = append(measured, newPodLabels(b.snapshot, names))
 	}
 	if cfg.CompatDCGM {
-		if err := cfg.Registry.Register(&dcgm{snapshot: b.snapshot, host: cfg.NodeName}); err != nil {
-			return fmt.Errorf("register dcgm-exporter's names: %w", err)
-		}
+		measured = append(measured, &dcgm{snapshot: b.snapshot, host: cfg.NodeName})
 	}
-	metrics := newPages(selected(cfg.Registry, slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelError)), cfg.Interval)
+	metrics := newPages(promhttp.HandlerForTransactional(beside(cfg.Registry, measured), promhttp.HandlerOpts{
+		EnableOpenMetrics: true,
+		ErrorHandling:     promhttp.ContinueOnError, // seven healthy GPUs are not to vanish for the eighth's sake
+		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelError),
+	}), cfg.Interval)
 	group, ctx := errgroup.WithContext(ctx)
 	listen := func(address string, h http.Handler, webConfig string, onListen func(net.Addr)) error {
 		listener, err := net.Listen("tcp", address)

@@ -13,10 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	dto "github.com/prometheus/client_model/go"
 )
 
 // handler serves /metrics, /debug/state, /livez, /readyz, and at / what these are.
@@ -39,29 +35,6 @@ func probes(cfg Config, b *board) *http.ServeMux {
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready(b.snapshot(), time.Now())) })
 	return mux
-}
-
-// selected renders what is in the registry; of that only the families that ?name[]= names, if there are such.
-func selected(registry *prometheus.Registry, logger promhttp.Logger) http.Handler {
-	render := func(g prometheus.Gatherer) http.Handler {
-		return promhttp.HandlerFor(g, promhttp.HandlerOpts{
-			EnableOpenMetrics: true,
-			ErrorHandling:     promhttp.ContinueOnError, // seven healthy GPUs are not to vanish for the eighth's sake
-			ErrorLog:          logger,
-		})
-	}
-	whole := render(registry)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		names := r.URL.Query()["name[]"]
-		if len(names) == 0 {
-			whole.ServeHTTP(w, r)
-			return
-		}
-		render(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-			families, err := registry.Gather()
-			return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return !slices.Contains(names, f.GetName()) }), err
-		})).ServeHTTP(w, r)
-	})
 }
 
 // verdict is a probe's answer in words.

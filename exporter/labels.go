@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/capstan-gpu/capstan/metricname"
 )
 
@@ -39,27 +37,23 @@ func labelNames(keys []string) ([]string, error) {
 // podLabels renders the labels of pods that hold a GPU, one series each.
 type podLabels struct {
 	snapshot func() *Snapshot
-	desc     *prometheus.Desc
+	family   *family
 }
 
-// newPodLabels makes the collector for keys that are valid.
+// newPodLabels makes the renderer for keys that are valid.
 func newPodLabels(snapshot func() *Snapshot, names []string) *podLabels {
-	return &podLabels{snapshot, podDesc(metricname.PodLabels, "Labels of a pod that holds a GPU, as they were asked for.", names...)}
+	return &podLabels{snapshot, gauge(metricname.PodLabels, "Labels of a pod that holds a GPU, as they were asked for.", ofPod(names...)...)}
 }
 
-// Describe sends the one family.
-func (c *podLabels) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
-
-// Collect renders.
-func (c *podLabels) Collect(ch chan<- prometheus.Metric) {
-	s, p := c.snapshot(), page{ch}
+func (c *podLabels) render(p page) {
+	s := c.snapshot()
 	holding := map[string]bool{}
 	for _, a := range s.Held {
 		holding[a.PodUID] = true
 	}
 	for _, pod := range s.Mapping.Pods {
 		if holding[pod.UID] && strings.Join(pod.Labels, "") != "" {
-			p.gauge(c.desc, 1, append([]string{pod.Namespace, pod.Name, pod.UID}, pod.Labels...)...)
+			p.add(c.family, 1, append([]string{pod.Namespace, pod.Name, pod.UID}, pod.Labels...)...)
 		}
 	}
 }

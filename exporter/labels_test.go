@@ -39,7 +39,7 @@ func TestPodLabels(t *testing.T) {
 # TYPE capstan_pod_labels gauge
 capstan_pod_labels{label_role="",label_team="vision",namespace="a",pod="web-0",pod_uid="u1"} 1
 `
-	if err := testutil.CollectAndCompare(newPodLabels(func() *Snapshot { return s }, []string{"label_team", "label_role"}), strings.NewReader(want)); err != nil {
+	if err := testutil.GatherAndCompare(gatherer{newPodLabels(func() *Snapshot { return s }, []string{"label_team", "label_role"})}, strings.NewReader(want)); err != nil {
 		t.Error(err)
 	}
 }

@@ -35,13 +35,17 @@ func main() {
 	duration := flag.Duration("duration", time.Minute, "measure CPU for so long")
 	cycles := flag.Int("cycles", 100_000, "readings of the accelerated run")
 	soak := flag.String("soak", "", "internal: be the accelerated run, with this kubelet folder")
+	bare := flag.Bool("bare", false, "internal: be the server that does nothing")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	var err error
-	if *soak != "" {
+	switch {
+	case *soak != "":
 		err = beSoak(ctx, *soak)
-	} else {
+	case *bare:
+		err = beBare(ctx)
+	default:
 		err = measure(ctx, *out, *duration, *cycles)
 	}
 	if err != nil {
@@ -175,42 +179,18 @@ func steady(ctx context.Context, program string, d *driver, k *kubelet, duration
 		single = append(single, took)
 		time.Sleep(10 * time.Millisecond)
 	}
-	// Fifty at once, forty times: all write their request at the same moment.
-	scrapers := make([]*scraper, 50)
-	for i := range scrapers {
-		if scrapers[i], err = p.scraper(); err != nil {
-			return nil, err
-		}
-		defer scrapers[i].conn.Close()
+	together, err := crowded(ctx, d, p)
+	if err != nil {
+		return nil, err
 	}
-	crowd := make([]time.Duration, 0, 40*len(scrapers))
-	for range 40 {
-		took := make([]time.Duration, len(scrapers))
-		start := make(chan struct{})
-		var burst errgroup.Group
-		for i, s := range scrapers {
-			burst.Go(func() (err error) {
-				<-start
-				took[i], err = s.scrape()
-				return err
-			})
-		}
-		time.Sleep(100 * time.Millisecond)
-		close(start)
-		if err := burst.Wait(); err != nil {
-			return nil, err
-		}
-		crowd = append(crowd, took...)
-	}
-	return []report.Figure{
+	return append([]report.Figure{
 		report.AtMost("exporter_cpu_percent", percent, "%", 1, fmt.Sprintf("of a core, 1 s sampling, %d GPUs, %d pods sharing them, over %s", gpus, allPods, duration)),
 		report.AtMost("exporter_nvml_calls_per_gpu_minute", perMinute, "calls", 600, "by the library's own count; each pass asks for samples twice, as go-nvml does"),
 		report.AtMost("exporter_start_s", start.Seconds(), "s", 5, "from the start of the process to a page with every pod's counters: a pod is certain after a second question"),
 		report.AtMost("exporter_metrics_p50_ms", milliseconds(quantile(single, 50)), "ms", 5, "one scraper, 500 scrapes, connection kept"),
 		report.AtMost("exporter_metrics_p99_ms", milliseconds(p99(single)), "ms", 5, "one scraper, 500 scrapes, connection kept"),
-		report.AtMost("exporter_metrics_p99_ms_50_scrapers", milliseconds(p99(crowd)), "ms", 5, "40 times 50 scrapes at once, the clients on the same cores"),
 		report.AtMost("exporter_rss_mib_shipped", rss, "MiB", 40, fmt.Sprintf("the program itself after %s", duration)),
-	}, nil
+	}, together...), nil
 }
 
 // idle measures what a scrape does to the driver, and the size of a page, between two readings that are a minute apart.

@@ -96,26 +96,30 @@ func node() *Snapshot {
 	return s
 }
 
-func registry(t *testing.T, s *Snapshot) *prometheus.Registry {
-	t.Helper()
-	r := prometheus.NewPedanticRegistry()
-	if err := r.Register(&collector{snapshot: func() *Snapshot { return s }, now: func() time.Time { return noon.Add(500 * time.Millisecond) },
-		training: trainingDescs(stats.Families())}); err != nil {
-		t.Fatal(err)
-	}
-	return r
+func gathererOf(s *Snapshot) gatherer {
+	return gatherer{&nodeRenderer{snapshot: func() *Snapshot { return s }, now: func() time.Time { return noon.Add(500 * time.Millisecond) },
+		training: trainingFamilies(stats.Families())}}
 }
 
-func render(t *testing.T, s *Snapshot, accept string) string {
+// rendered is the page in the format that accept asks for. The library's own checks find nothing wrong with it.
+func rendered(t *testing.T, g gatherer, accept string) string {
 	t.Helper()
+	if _, err := (prometheus.Gatherers{g}).Gather(); err != nil {
+		t.Error(err)
+	}
 	r := httptest.NewRequest("GET", "/metrics", nil)
 	r.Header.Set("Accept", accept)
 	w := httptest.NewRecorder()
-	promhttp.HandlerFor(registry(t, s), promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
+	promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
 	if w.Code != 200 {
 		t.Fatalf("status %d: %s", w.Code, w.Body)
 	}
 	return w.Body.String()
+}
+
+func render(t *testing.T, s *Snapshot, accept string) string {
+	t.Helper()
+	return rendered(t, gathererOf(s), accept)
 }
 
 // golden compares with a file in testdata/golden.
@@ -144,7 +148,7 @@ func TestGoldenPage(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	problems, err := testutil.GatherAndLint(registry(t, node()))
+	problems, err := testutil.GatherAndLint(gathererOf(node()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,17 +157,13 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A node that knows nothing yet serves no value of a GPU or pod, in particular no 0.
 // The page that somebody who comes from dcgm-exporter sees beside ours.
 func TestGoldenDCGM(t *testing.T) {
 	s := node()
-	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(&dcgm{snapshot: func() *Snapshot { return s }, host: "node-1"})
-	w := httptest.NewRecorder()
-	promhttp.HandlerFor(r, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
-	golden(t, "dcgm.prom", w.Body.String())
+	golden(t, "dcgm.prom", rendered(t, gatherer{&dcgm{snapshot: func() *Snapshot { return s }, host: "node-1"}}, "text/plain"))
 }
 
+// A node that knows nothing yet serves no value of a GPU or pod, in particular no 0.
 func TestNothingKnown(t *testing.T) {
 	for name, s := range map[string]*Snapshot{
 		"nothing collected": {},
