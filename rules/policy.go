@@ -18,6 +18,7 @@ type Pod struct {
 	ReadySince      time.Time // when Ready last became what it is; zero = not known
 	Terminating     bool      // has a deletion timestamp
 	GPUs            int       // GPUs that it requests, of any resource name
+	Ring            *Ring     // what its trainer says of the ring; nil = it has no stats page, or none that could be read
 }
 
 // Workload is a StatefulSet and its pods.
@@ -26,6 +27,7 @@ type Workload struct {
 	UID             string
 	Pods            []Pod     // all that it owns, whatever their state; the order does not matter
 	Changed         time.Time // when its ring last changed, where that is known better than from the pods; zero = not known
+	Ended           string    // how its job ended, as was recorded: "succeeded", or "failed" and why; "" = it has not
 }
 
 // Reading is what the rule's query said of one pod.
@@ -48,16 +50,18 @@ type Item struct {
 // Answer is what the HPA gets: Items or Err, exactly one of both.
 type Answer struct {
 	Items []Item   // sorted by pod name, in the order of ordinals
-	Err   error    // wraps one of ErrNoPods, ErrNoneReady, ErrMissing, ErrCollecting
+	Err   error    // wraps one of ErrEnded, ErrNoPods, ErrNoneReady, ErrMissing, ErrCollecting, ErrNotStepping
 	Notes []string // for people: who is not counted, and why a value stands
 }
 
 // Why there is no answer.
 var (
-	ErrNoPods     = errors.New("no pods")
-	ErrNoneReady  = errors.New("no worker is ready")
-	ErrMissing    = errors.New("missing")
-	ErrCollecting = errors.New("collecting")
+	ErrEnded       = errors.New("the job is done")
+	ErrNoPods      = errors.New("no pods")
+	ErrNoneReady   = errors.New("no worker is ready")
+	ErrMissing     = errors.New("missing")
+	ErrCollecting  = errors.New("collecting")
+	ErrNotStepping = errors.New("ring not stepping")
 )
 
 // Memory is what Decide remembers of one rule and one workload between ticks. The zero value is an adapter that has just
@@ -66,23 +70,32 @@ type Memory struct {
 	members []string  // UIDs of the admitted pods, sorted
 	since   time.Time // since when they are the members
 	last    []Item    // the newest vector that was complete, each item with its own At; nil = there was none
+	ring    ringMemory
 }
 
 // Decide says what w's items are at now.
 //
-// A pod is admitted when it is Ready, not terminating and holds a GPU. The admitted pods are the members. While members come and go,
+// A pod is admitted when it is Ready, not terminating, holds a GPU, and the ring, if its workers tell of one, has admitted it. The admitted
+// pods are the members. While members come and go,
 // the last complete vector stands, those who left included: the HPA adds up the items and divides by its replicas, so a mix of old and
-// new members would make it flap. Once the members have been the same for a window, the vector is theirs. A member without a fresh
+// new members would make it flap. Once the members and their ring's generation have been the same for a window, the vector is theirs. A member without a fresh
 // value has its last one held. Nothing older than HoldFor is served, ever, and nothing partial: then it is an error, at which the HPA
 // keeps its size.
 //
 // The held vector proposes what it proposed before. The HPA asks for ceil(sum/target) unless sum/(target×replicas) is within its
 // tolerance of 1, in which case it asks for the replicas that it has: both hold the size that was decided upon.
 func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.Time) (Answer, Memory) {
-	admitted, notes := admit(w)
-	m = m.follow(admitted, w.Changed, now)
+	if w.Ended != "" {
+		return Answer{Err: fmt.Errorf("%w: %s", ErrEnded, w.Ended)}, Memory{}
+	}
+	m.ring = m.ring.follow(r, w.Pods, now)
+	admitted, notes := admit(r, w, m.ring, now)
+	m = m.follow(admitted, later(w.Changed, m.ring.began), now)
 	if len(w.Pods) == 0 {
 		return Answer{Err: fmt.Errorf("%w: the StatefulSet %s has no pod", ErrNoPods, w.Name)}, Memory{}
+	}
+	if why := m.ring.hung(r, admitted, now); why != nil {
+		return Answer{Err: why, Notes: notes}, m
 	}
 	if r.Per == PerWorkload {
 		return decideWhole(r, w, admitted, readings, m, notes, now)
@@ -137,7 +150,7 @@ func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.
 }
 
 // admit picks the members, in the order of their ordinals, and says of everybody else why not.
-func admit(w Workload) (admitted []Pod, notes []string) {
+func admit(r Rule, w Workload, ring ringMemory, now time.Time) (admitted []Pod, notes []string) {
 	seen := map[string]bool{}
 	for _, p := range w.Pods {
 		switch {
@@ -152,6 +165,8 @@ func admit(w Workload) (admitted []Pod, notes []string) {
 			notes = append(notes, p.Name+" is not Ready")
 		case p.GPUs == 0:
 			notes = append(notes, p.Name+" holds no GPU")
+		case !ring.joined(r, p, now):
+			notes = append(notes, p.Name+" is not in the ring")
 		default:
 			admitted = append(admitted, p)
 		}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -28,12 +29,22 @@ type play struct {
 	silent map[string]bool // its exporter says nothing new
 	now    time.Time
 	memory Memory
+	ended  string
+	rings  map[string]*simRing // by pod name: what its stats page says
+}
+
+// simRing is a worker's stats page. The steps go on while it is not stuck.
+type simRing struct {
+	generation, steps float64
+	began             time.Time
+	takes             time.Duration
+	stuck             bool
 }
 
 func newPlay() *play {
 	return &play{
 		rule:  Rule{Metric: "gpu_utilization", Unit: Percent, Window: 15 * time.Second, MaxAge: 6 * time.Second, Missing: Hold, HoldFor: 30 * time.Second, JoinFor: 20 * time.Second, Per: PerPod},
-		value: map[string]float64{}, at: map[string]time.Time{}, silent: map[string]bool{}, now: noon,
+		value: map[string]float64{}, at: map[string]time.Time{}, silent: map[string]bool{}, now: noon, rings: map[string]*simRing{},
 	}
 }
 
@@ -127,6 +138,32 @@ func (p *play) do(line string) error {
 		for _, name := range words[1:] {
 			delete(p.silent, name)
 		}
+	case "ring": // ring 3 web-0 web-1 …: they form generation 3 now, and step once a second
+		generation, err := strconv.ParseFloat(words[1], 64)
+		if err != nil {
+			return err
+		}
+		for _, name := range words[2:] {
+			p.rings[name] = &simRing{generation: generation, steps: 100 * generation, began: p.now, takes: time.Second}
+		}
+	case "stuck": // stuck web-0 …: in the midst of a step
+		for _, name := range words[1:] {
+			p.rings[name].stuck = true
+		}
+	case "steps": // steps 20s web-0 …: a step of theirs takes as long
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			return err
+		}
+		for _, name := range words[2:] {
+			p.rings[name].takes, p.rings[name].stuck = d, false
+		}
+	case "pageless": // the stats page cannot be read
+		for _, name := range words[1:] {
+			delete(p.rings, name)
+		}
+	case "ended":
+		p.ended = strings.Join(words[1:], " ")
 	case "restart": // of the adapter
 		p.memory = Memory{}
 	case "until": // until 40s: a tick every two seconds, as the adapter does
@@ -150,6 +187,11 @@ func (p *play) tick(d time.Duration) Answer {
 			p.at[name] = p.now
 		}
 	}
+	for _, r := range p.rings {
+		if !r.stuck {
+			r.steps += math.Floor(d.Seconds() / r.takes.Seconds())
+		}
+	}
 	return p.decide()
 }
 
@@ -160,7 +202,13 @@ func (p *play) decide() (a Answer) {
 			readings[pod.UID] = Reading{PodUID: pod.UID, Value: p.value[pod.Name], At: at}
 		}
 	}
-	a, p.memory = Decide(p.rule, Workload{Namespace: "training", Name: "web", Pods: p.pods}, readings, p.memory, p.now)
+	pods := slices.Clone(p.pods)
+	for i := range pods {
+		if r := p.rings[pods[i].Name]; r != nil {
+			pods[i].Ring = &Ring{Generation: r.generation, Began: r.began, Steps: r.steps, StepTakes: r.takes, SampleTaken: p.now}
+		}
+	}
+	a, p.memory = Decide(p.rule, Workload{Namespace: "training", Name: "web", Pods: pods, Ended: p.ended}, readings, p.memory, p.now)
 	return a
 }
 
