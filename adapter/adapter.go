@@ -11,6 +11,8 @@ package adapter
 import (
 	"cmp"
 	"context"
+	cryptotls "crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -37,6 +39,9 @@ import (
 // APIService is the one that the adapter serves.
 const APIService = "v1beta1.external.metrics.k8s.io"
 
+// ScrapeName is in the certificate for those who may ask the exporters besides the adapter. The exporters' configuration names it, too.
+const ScrapeName = "capstan-scrape"
+
 // Config of an adapter. Validate says what is missing.
 type Config struct {
 	Rules    []rules.Rule
@@ -45,8 +50,10 @@ type Config struct {
 	ExporterNamespace, ExporterService string // whose EndpointSlices name the exporters
 	Namespace, Service                 string // the adapter's own, for the certificate's names and the APIService
 	Secret                             string // holds CA and certificate
-	Pod                                string // the adapter's own; events are about it. "" = no events
-	CAValidity, CertValidity           time.Duration
+	// In the exporters' namespace: the certificate by which they are known, and one for others who may ask them, such as a Prometheus.
+	ExporterSecret, ScrapeSecret string
+	Pod                          string // the adapter's own; events are about it. "" = no events
+	CAValidity, CertValidity     time.Duration
 
 	Port     int          // HTTPS
 	Listener net.Listener // instead of Port
@@ -84,6 +91,7 @@ func (c Config) Validate() error {
 	for _, f := range []struct{ name, value string }{
 		{"exporter namespace", c.ExporterNamespace}, {"exporter service", c.ExporterService},
 		{"namespace", c.Namespace}, {"service name", c.Service}, {"TLS secret", c.Secret},
+		{"exporters' TLS secret", c.ExporterSecret}, {"scrape TLS secret", c.ScrapeSecret},
 	} {
 		if f.value == "" {
 			wrong("%s is empty", f.name)
@@ -98,13 +106,15 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// scrapeTimeout is how long an exporter may take to answer.
+func (c Config) scrapeTimeout() time.Duration { return min(2*time.Second, c.Interval/2) }
+
 // patience is how long a tick may be overdue before the adapter counts as stuck, and its table as out of date.
 func (c Config) patience() time.Duration { return 4*c.Interval + 10*time.Second }
 
 // Run serves until ctx is done, then for ShutdownDelay more.
 //
-// It is ready when it has a certificate, knows the workloads and has made its first tick; a value may still be a window
-// away, which the policy says in its error. It is alive while ticks begin. An API server that does not answer makes it
+// It is ready when it has a certificate, knows the workloads and has measured for the longest rule's window. It is alive while ticks begin. An API server that does not answer makes it
 // neither: what was last known stands.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
@@ -124,7 +134,17 @@ func Run(ctx context.Context, cfg Config) error {
 		Client: cfg.Client, Aggregator: cfg.Aggregator,
 		Namespace: cfg.Namespace, Secret: cfg.Secret, Service: cfg.Service, APIService: APIService, Pod: cfg.Pod,
 		CAValidity: cfg.CAValidity, CertValidity: cfg.CertValidity, Logger: cfg.Logger,
+		Handed: []tls.Handed{
+			{Namespace: cfg.ExporterNamespace, Secret: cfg.ExporterSecret, Purpose: tls.Purpose{
+				Names: tls.Names(cfg.ExporterService, cfg.ExporterNamespace), Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}},
+			{Namespace: cfg.ExporterNamespace, Secret: cfg.ScrapeSecret, Purpose: tls.Purpose{
+				Names: []string{ScrapeName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}},
+		},
 	})
+	if cfg.Transport == nil {
+		name := tls.Names(cfg.ExporterService, cfg.ExporterNamespace)[0]
+		cfg.Transport = certs.Client(name, func(c *cryptotls.Config) *http.Transport { return collect.NewTransport(cfg.scrapeTimeout(), c) })
+	}
 	watcher := workloads.NewWatcher(cfg.Client)
 	discovery := collect.NewDiscovery(cfg.Client, cfg.ExporterNamespace, cfg.ExporterService)
 	loop, err := newLoop(cfg, discovery.Targets, watcher.View)
@@ -154,6 +174,11 @@ func Run(ctx context.Context, cfg Config) error {
 	background(watcher.Run)
 	background(discovery.Run)
 	background(func(ctx context.Context) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-certs.Ready(): // without it, no exporter lets us in
+		}
 		if waitFor(ctx, synced) {
 			loop.run(ctx)
 		}
@@ -168,7 +193,7 @@ func Run(ctx context.Context, cfg Config) error {
 			Provider: api.NewProvider(cfg.Rules, loop.table.Load, cfg.patience()),
 			Cert:     certs, Port: cfg.Port, Listener: cfg.Listener, Kubeconfig: cfg.Kubeconfig,
 			Live:          []api.Check{{Name: "tick", Err: func() error { return loop.alive(time.Now()) }}},
-			Ready:         []api.Check{{Name: "informers", Err: synced}, {Name: "first-tick", Err: loop.ready}, {Name: "apiservice", Err: certs.Foreign}},
+			Ready:         []api.Check{{Name: "informers", Err: synced}, {Name: "window", Err: func() error { return loop.ready(time.Now()) }}, {Name: "apiservice", Err: certs.Foreign}},
 			ShutdownDelay: cfg.ShutdownDelay,
 			Gatherer:      cfg.Registry,
 		})

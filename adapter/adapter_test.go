@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	cfg := Config{
 		Rules: []rules.Rule{quick}, Interval: time.Second,
 		ExporterNamespace: "capstan-node", ExporterService: "capstan-exporter",
-		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls",
+		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls", ExporterSecret: "capstan-exporter-tls", ScrapeSecret: "capstan-scrape-tls",
 		Listener: listener, Kubeconfig: kube.Kubeconfig, Client: fake.NewClientset(objects(t, exporter.URL)...), Aggregator: aggregator,
 		Logger: slog.New(slog.NewTextHandler(&log, nil)), Version: "test",
 	}

@@ -107,6 +107,10 @@ func (r *report) add(metric string, w rules.Workload, a rules.Answer, asked bool
 // stateOf is an answer in one word.
 func stateOf(a rules.Answer, held int) string {
 	switch {
+	case errors.Is(a.Err, rules.ErrEnded):
+		return "ended"
+	case errors.Is(a.Err, rules.ErrNotStepping):
+		return "not_stepping"
 	case errors.Is(a.Err, rules.ErrNoPods):
 		return "no_pods"
 	case errors.Is(a.Err, rules.ErrNoneReady):
@@ -123,7 +127,7 @@ func stateOf(a rules.Answer, held int) string {
 	return "served"
 }
 
-var states = []string{"served", "held", "missing", "collecting", "none_ready", "no_pods", "error"}
+var states = []string{"served", "held", "missing", "collecting", "not_stepping", "none_ready", "no_pods", "ended", "error"}
 
 // reportCollector exposes the newest report.
 type reportCollector struct{ loop *loop }

@@ -35,6 +35,7 @@ type loop struct {
 
 	table   atomic.Pointer[workloads.Table] // for all; nil before the first tick
 	report  atomic.Pointer[report]          // for all
+	first   atomic.Pointer[time.Time]       // for all: when the first tick was through; nil before
 	started atomic.Pointer[time.Time]       // for all: when the newest tick began; nil before the first
 	metrics loopMetrics
 }
@@ -69,7 +70,7 @@ func newLoop(cfg Config, targets func() []collect.Target, view func([]string) *w
 	}
 	l.collector = collect.New(collect.Config{
 		Store: l.store, Families: families, FrozenAfter: frozen,
-		Timeout: min(2*time.Second, cfg.Interval/2), Spread: min(time.Second, cfg.Interval/5),
+		Timeout: cfg.scrapeTimeout(), Spread: min(time.Second, cfg.Interval/5),
 		Transport: cfg.Transport, Logger: cfg.Logger, Registerer: cfg.Registry,
 	})
 	return l, nil
@@ -100,6 +101,7 @@ func (l *loop) tick(ctx context.Context, start time.Time) {
 	}
 	l.store.Prune(collected)
 	l.evaluate(ctx, collected)
+	l.first.CompareAndSwap(nil, &collected)
 	l.metrics.stage.WithLabelValues("evaluate").Observe(time.Since(collected).Seconds())
 }
 
@@ -111,7 +113,9 @@ func (l *loop) evaluate(ctx context.Context, now time.Time) {
 	pods := map[string]*rules.Pod{} // by UID
 	for _, w := range view.Workloads {
 		for i := range w.Pods {
-			pods[w.Pods[i].UID] = &w.Pods[i]
+			p := &w.Pods[i]
+			p.Ring = l.collector.Rings(p.Node)[p.UID]
+			pods[p.UID] = p
 		}
 	}
 	model := func(p rules.Pod) string { return l.collector.Models(p.Node)[p.UID] }
@@ -292,9 +296,18 @@ func (l *loop) alive(now time.Time) error {
 	return nil
 }
 
-func (l *loop) ready() error {
-	if l.table.Load() == nil {
+// ready says what is missing until values speak for a whole window: another replica has them.
+func (l *loop) ready(now time.Time) error {
+	first := l.first.Load()
+	if first == nil {
 		return errors.New("the first tick is not through")
+	}
+	window := time.Duration(0)
+	for _, r := range l.cfg.Rules {
+		window = max(window, r.Window)
+	}
+	if age := now.Sub(*first); age < window {
+		return fmt.Errorf("measuring for %s of the longest window of %s", age.Round(time.Second), window)
 	}
 	return nil
 }

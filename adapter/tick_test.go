@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -47,6 +48,14 @@ type fakeNode struct {
 	dead   bool
 	frozen time.Time // when it stopped to move; zero = it moves
 	skew   time.Duration
+	rings  map[string]*trainer // by pod UID
+}
+
+// trainer is what a pod's stats page says.
+type trainer struct {
+	generation int
+	began      time.Time
+	stuck      time.Time // since when it does no step; zero = one each second
 }
 
 func (f *fleet) targets() []collect.Target {
@@ -78,6 +87,15 @@ func (f *fleet) RoundTrip(r *http.Request) (*http.Response, error) {
 		l := fmt.Sprintf("{namespace=%q,pod=%q,pod_uid=%q,shared=\"false\"}", "ns", "pod-"+uid, uid)
 		fmt.Fprintf(&b, "%s%s %f\n%s%s %f\n", metricname.PodGPUBusySeconds, l, share*seconds, metricname.PodGPUObservedSeconds, l, seconds)
 		fmt.Fprintf(&b, "%s{uuid=%q,model=\"NVIDIA H200\"} 1\n%s{uuid=%q,pod_uid=%q} 1\n", metricname.GPUInfo, "GPU-"+uid, metricname.GPUAllocationInfo, "GPU-"+uid, uid)
+	}
+	for uid, r := range n.rings {
+		until := now
+		if !r.stuck.IsZero() {
+			until = r.stuck
+		}
+		l := fmt.Sprintf("{namespace=%q,pod=%q,pod_uid=%q}", "ns", "pod-"+uid, uid)
+		fmt.Fprintf(&b, "%s%s %d\n%s%s %f\n%s%s %f\n%s%s 1\n", metricname.TrainingGeneration, l, r.generation, metricname.TrainingGenerationAge, l, now.Sub(r.began).Seconds(),
+			metricname.TrainingSteps, l, math.Floor(until.Sub(f.start).Seconds()), metricname.TrainingStepDuration, l)
 	}
 	return &http.Response{StatusCode: 200, Status: "200 OK", Body: io.NopCloser(&b)}, nil
 }
@@ -164,7 +182,7 @@ func TestTick(t *testing.T) {
 				t.Errorf("%s: got %s\nwant %s", what, got, want)
 			}
 		}
-		if err := r.ready(); err == nil {
+		if err := r.ready(time.Now()); err == nil {
 			t.Error("ready before the first tick")
 		}
 		if err := r.alive(time.Now().Add(time.Hour)); err != nil {
@@ -172,8 +190,11 @@ func TestTick(t *testing.T) {
 		}
 		r.run(t, 45*time.Second)
 		want("measured", "job-0=95 job-1=50")
-		if err := errors.Join(r.ready(), r.alive(time.Now())); err != nil {
+		if err := errors.Join(r.ready(time.Now().Add(time.Minute)), r.alive(time.Now())); err != nil {
 			t.Error(err)
+		}
+		if err := r.ready(time.Now().Add(-30 * time.Second)); err == nil || !strings.Contains(err.Error(), "of the longest window") {
+			t.Errorf("ready before a whole window: %v", err)
 		}
 		if err := r.alive(time.Now().Add(time.Minute)); err == nil {
 			t.Error("alive a minute after the newest tick")
@@ -244,6 +265,54 @@ capstan_adapter_workload_signal{metric="gpu_utilization",namespace="ns",workload
 		if len(r.memory) != 0 || len(r.lost) != 0 {
 			t.Errorf("%d memories and %d states of a workload that is gone", len(r.memory), len(r.lost))
 		}
+	})
+}
+
+// TestTickRing: the vector follows the ring's generation, and a ring that stands still has none, though its GPUs are busy.
+func TestTickRing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		f.job("ns", "job", time.Now().Add(-10*time.Minute), 0.95, 0.5)
+		form := func(generation int) {
+			for i := range 2 {
+				f.nodes[fmt.Sprintf("node-%d", i)].rings = map[string]*trainer{fmt.Sprintf("ns-job-%d", i): {generation: generation, began: time.Now()}}
+			}
+		}
+		form(1)
+		r := start(t, f, rule())
+		want := func(what, want string) {
+			t.Helper()
+			if got := r.get("ns", ""); !strings.HasPrefix(got, want) {
+				t.Errorf("%s: got %s\nwant %s", what, got, want)
+			}
+		}
+		r.run(t, 45*time.Second)
+		want("measured", "job-0=95 job-1=50")
+		form(2)
+		r.run(t, 15*time.Second)
+		want("just after a change of the ring, with the same members", "job-0=95h job-1=50h")
+		r.run(t, 30*time.Second)
+		want("a window later", "job-0=95 job-1=50")
+
+		// A stranger's exporter says that the ring went on without job-1.
+		f.nodes["stranger"] = &fakeNode{rings: map[string]*trainer{"ns-job-0": {generation: 9, began: time.Now()}}}
+		r.run(t, 15*time.Second)
+		want("an exporter speaks for its own node's pods", "job-0=95 job-1=50")
+
+		for i := range 2 {
+			f.nodes[fmt.Sprintf("node-%d", i)].rings[fmt.Sprintf("ns-job-%d", i)].stuck = time.Now()
+		}
+		r.run(t, 50*time.Second)
+		want("quiet for less than a minute", "job-0=95 job-1=50")
+		r.run(t, 20*time.Second)
+		want("hung", "error: StatefulSet job: ring not stepping: none of its 2 members")
+		form(3)
+		r.run(t, 45*time.Second)
+		want("it steps again", "job-0=95 job-1=50")
+
+		f.sets[0].Ended = "succeeded"
+		r.run(t, 5*time.Second)
+		want("ended", "error: StatefulSet job: the job is done: succeeded")
 	})
 }
 
@@ -347,7 +416,7 @@ func TestInNamespace(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	good := Config{Rules: []rules.Rule{rule()}, Interval: 5 * time.Second, ExporterNamespace: "capstan-node", ExporterService: "capstan-exporter",
-		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls"}
+		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls", ExporterSecret: "capstan-exporter-tls", ScrapeSecret: "capstan-scrape-tls"}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -25,6 +25,8 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
+	"github.com/capstan-gpu/capstan/adapter"
+	"github.com/capstan-gpu/capstan/adapter/tls"
 	"github.com/capstan-gpu/capstan/images/image"
 	"github.com/capstan-gpu/capstan/metricname"
 	"github.com/capstan-gpu/capstan/rules"
@@ -475,7 +477,16 @@ func TestComponents(t *testing.T) {
 			return has(p, "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64") && privileged(p)
 		},
 		"driver-container": func(p corev1.PodSpec) bool { return has(p, "LD_LIBRARY_PATH", "/run/nvidia/driver") && privileged(p) },
-		"dcgm-names":       func(p corev1.PodSpec) bool { return slices.Contains(container(p).Args, "--compat=dcgm") },
+		"plain-http": func(p corev1.PodSpec) bool {
+			var want []string
+			for _, a := range container(plain["capstan-exporter"].Spec).Args {
+				if !strings.HasPrefix(a, "--web-config=") {
+					want = append(want, a)
+				}
+			}
+			return slices.Equal(container(p).Args, want) && len(p.Volumes) == 2 && len(container(p).VolumeMounts) == 2
+		},
+		"dcgm-names": func(p corev1.PodSpec) bool { return slices.Contains(container(p).Args, "--compat=dcgm") },
 	}
 	folders, err := os.ReadDir("components")
 	if err != nil || len(folders) != len(components) {
@@ -490,6 +501,38 @@ func TestComponents(t *testing.T) {
 		if diff := cmp.Diff(plain["capstan-adapter"], changed["capstan-adapter"]); diff != "" {
 			t.Errorf("%s changes the adapter:\n%s", name, diff)
 		}
+	}
+}
+
+// The exporters' names and the secrets are the same on all sides.
+func TestCertificates(t *testing.T) {
+	objects := decode(t, render(t, base))
+	config := only[*corev1.ConfigMap](objects)[0].Data["web.yaml"]
+	for _, want := range []string{tls.Names("capstan-adapter", "capstan-system")[0] + ", " + adapter.ScrapeName, "RequireAndVerifyClientCert"} {
+		if !strings.Contains(config, want) {
+			t.Errorf("the exporters' web.yaml lacks %q:\n%s", want, config)
+		}
+	}
+	for _, s := range only[*corev1.Service](objects) {
+		if p := s.Spec.Ports[0].AppProtocol; s.Name == "capstan-exporter" && (p == nil || *p != "https") {
+			t.Error("the exporters' Service does not say https: the adapter would ask without TLS")
+		}
+	}
+	for _, v := range pods(objects)["capstan-exporter"].Spec.Volumes {
+		if v.Secret != nil && v.Secret.SecretName != "capstan-exporter-tls" {
+			t.Errorf("the exporter mounts Secret %s", v.Secret.SecretName)
+		}
+	}
+	var named []string
+	for _, r := range only[*rbacv1.Role](objects) {
+		for _, rule := range r.Rules {
+			if slices.Contains(rule.Resources, "secrets") {
+				named = append(named, rule.ResourceNames...)
+			}
+		}
+	}
+	if want := []string{"capstan-adapter-tls", "capstan-exporter-tls", "capstan-scrape-tls"}; !slices.Equal(named, want) {
+		t.Errorf("the adapter may read and write the Secrets %q, want %q", named, want)
 	}
 }
 

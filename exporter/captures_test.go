@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/capstan-gpu/capstan/exporter/gpu"
 	"github.com/capstan-gpu/capstan/exporter/podmap"
 )

@@ -52,6 +52,7 @@ type Config struct {
 	Logger              *slog.Logger                       // required
 	WebConfig           string                             // path of an exporter-toolkit web configuration (TLS, client certificates, users); "" = plain HTTP
 	ProbeListen         string                             // address for /livez and /readyz alone, in plain HTTP, for probes that have no certificate; "" = none
+	LocalListen         string                             // loopback address for all pages in plain HTTP, for who is in the container or forwards a port to it; "" = none
 	Release             <-chan bool                        // true: let go of the driver until a false comes; nil = never
 	PodLabels           []string                           // keys of the labels of pods that hold a GPU to be served, at most 16
 	HostNetworkTrainers bool                               // trainers in the host network may have a stats page
@@ -75,6 +76,9 @@ func (c Config) Validate() error {
 	}
 	if _, _, err := net.SplitHostPort(c.ProbeListen); c.ProbeListen != "" && err != nil {
 		errs = append(errs, fmt.Errorf("ProbeListen is %q: want [HOST]:PORT", c.ProbeListen))
+	}
+	if host, _, err := net.SplitHostPort(c.LocalListen); c.LocalListen != "" && (err != nil || !net.ParseIP(host).IsLoopback()) {
+		errs = append(errs, fmt.Errorf("LocalListen is %q: want 127.0.0.1:PORT or [::1]:PORT, for it asks nobody who he is", c.LocalListen))
 	}
 	if err := web.Validate(c.WebConfig); err != nil {
 		errs = append(errs, fmt.Errorf("WebConfig is %q: %w", c.WebConfig, err))
@@ -134,6 +138,11 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	if err := listen(cfg.Listen, handler(cfg, b, metrics), cfg.WebConfig, cfg.OnListen); err != nil {
 		return err
+	}
+	if cfg.LocalListen != "" {
+		if err := listen(cfg.LocalListen, handler(cfg, b, metrics), "", nil); err != nil {
+			return err
+		}
 	}
 	if cfg.ProbeListen != "" {
 		if err := listen(cfg.ProbeListen, probes(cfg, b), "", nil); err != nil {

@@ -396,6 +396,12 @@ func TestClientCertificates(t *testing.T) {
 
 	cfg := config(&fakeReader{read: steady})
 	cfg.WebConfig, cfg.ProbeListen = web, probe.Addr().String()
+	local, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	local.Close()
+	cfg.LocalListen = local.Addr().String()
 	where := make(chan net.Addr, 1)
 	cfg.OnListen = func(a net.Addr) { where <- a }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -442,6 +448,9 @@ func TestClientCertificates(t *testing.T) {
 	}
 	if response, err := http.Get("http://" + cfg.ProbeListen + "/metrics"); err != nil || response.StatusCode != 404 {
 		t.Errorf("the page without a certificate: %v, %v; want 404", response, err)
+	}
+	if response, err := http.Get("http://" + cfg.LocalListen + "/metrics"); err != nil || response.StatusCode != 200 {
+		t.Errorf("the page on the loopback address: %v, %v", response, err)
 	}
 }
 

@@ -272,6 +272,7 @@ func TestValidate(t *testing.T) {
 		}
 	}
 	f(func(c *Config) { c.Listen = "9401" }, "Listen", `"9401"`)
+	f(func(c *Config) { c.LocalListen = ":9403" }, "LocalListen", `":9403"`, "127.0.0.1:PORT")
 	f(func(c *Config) { c.Interval = time.Microsecond }, "Interval is 1µs", "1ms to 1m0s")
 	f(func(c *Config) { c.MappingInterval = 0 }, "MappingInterval is 0s", "1ms")
 	f(func(c *Config) { c.MappingMaxAge = time.Hour }, "MappingMaxAge is 1h0m0s", "5m0s")

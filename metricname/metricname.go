@@ -83,6 +83,14 @@ const (
 // Training is the prefix of the families read from trainers' stats pages: [Prefix] and the page's own name.
 const Training = Prefix + "training_"
 
+// Of these families, what the adapter reads of a worker's ring. Each carries [Namespace], [Pod] and [PodUID].
+const (
+	TrainingSteps         = Training + "steps_total"           // the ring's: every member counts the same
+	TrainingStepDuration  = Training + "step_duration_seconds" // of the newest step
+	TrainingGeneration    = Training + "ring_generation"
+	TrainingGenerationAge = Training + "ring_generation_age_seconds"
+)
+
 // Labels.
 const (
 	UUID              = "uuid"
@@ -117,6 +125,9 @@ const (
 const (
 	AnnotationStatsPort = "capstan.dev/stats-port"
 	AnnotationStatsPath = "capstan.dev/stats-path"
+
+	// On a StatefulSet whose job has ended: its UID, "succeeded" or "failed", and the reason, with blanks between. Of another UID it says nothing.
+	AnnotationEnded = "capstan.dev/ended"
 
 	ItemPod      = "pod"
 	ItemWorkload = "workload"

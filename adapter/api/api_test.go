@@ -55,10 +55,11 @@ func start(t *testing.T, current func() *workloads.Table) (*apitest.API, string,
 	}
 	t.Cleanup(kube.Close)
 
-	policy, names := capstantls.Policy{CAValidity: time.Hour, CertValidity: time.Hour}, capstantls.Names("capstan-adapter", "capstan-system")
+	policy, purpose := capstantls.Policy{CAValidity: time.Hour, CertValidity: time.Hour},
+		capstantls.Purpose{Names: capstantls.Names("capstan-adapter", "capstan-system"), Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	var m capstantls.Material
 	for _, a := range []capstantls.Action{capstantls.NewCA, capstantls.NewCert} {
-		if m, err = m.Do(a, names, policy, time.Now()); err != nil {
+		if m, err = m.Do(a, purpose, policy, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -27,6 +28,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/capstan-gpu/capstan/adapter/store"
+	"github.com/capstan-gpu/capstan/rules"
 )
 
 // Target is one exporter.
@@ -39,6 +41,7 @@ type Target struct {
 // Why a scrape brought nothing.
 const (
 	Unreachable = "unreachable" // no connection
+	Refused     = "tls"         // its certificate is not the exporters', or it does not take ours
 	Timeout     = "timeout"     // no complete answer in time
 	Status      = "status"      // an answer other than 200
 	TooLarge    = "too_large"   // more bytes or series than allowed
@@ -46,7 +49,7 @@ const (
 	Frozen      = "frozen"      // answers, but what it shows does not move
 )
 
-var reasons = []string{Unreachable, Timeout, Status, TooLarge, Malformed, Frozen}
+var reasons = []string{Unreachable, Refused, Timeout, Status, TooLarge, Malformed, Frozen}
 
 // Error is why a scrape brought nothing.
 type Error struct {
@@ -76,7 +79,7 @@ type Config struct {
 	Registerer prometheus.Registerer // nil = not registered
 }
 
-// Collector scrapes exporters. Collect is for one goroutine; Models is for any.
+// Collector scrapes exporters. Collect is for one goroutine; Models and Rings are for any.
 type Collector struct {
 	cfg    Config
 	client *http.Client
@@ -84,13 +87,19 @@ type Collector struct {
 	nodes  map[string]*node // only for Collect; a node only for the goroutine that scrapes it
 	pages  sync.Pool
 
-	mu     sync.RWMutex // protects models
-	models map[string]map[string]string
+	mu    sync.RWMutex     // protects facts
+	facts map[string]facts // by node
 
 	exporters, answering prometheus.Gauge
 	failures             *prometheus.CounterVec
 	dropped              prometheus.Counter
 	duration             prometheus.Histogram
+}
+
+// facts are what the newest good page of a node says besides samples; see [Page].
+type facts struct {
+	models map[string]string
+	rings  map[string]*rules.Ring
 }
 
 // node is what is remembered of a node between rounds.
@@ -117,15 +126,7 @@ func New(cfg Config) *Collector {
 		cfg.Logger = slog.Default()
 	}
 	if cfg.Transport == nil {
-		cfg.Transport = &http.Transport{
-			Proxy:                  nil, // an exporter is reached by its pod's address, or not at all
-			DialContext:            (&net.Dialer{Timeout: cfg.Timeout}).DialContext,
-			MaxIdleConnsPerHost:    1,
-			MaxIdleConns:           256, // a kept connection is 17 KiB; beyond, a new one each time is cheaper
-			IdleConnTimeout:        time.Minute,
-			MaxResponseHeaderBytes: 16 << 10,
-			WriteBufferSize:        1 << 10,
-		}
+		cfg.Transport = NewTransport(cfg.Timeout, nil)
 	}
 	c := &Collector{
 		cfg: cfg,
@@ -133,10 +134,10 @@ func New(cfg Config) *Collector {
 			Transport:     cfg.Transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		log:    cfg.Logger.With("component", "collect"),
-		nodes:  map[string]*node{},
-		pages:  sync.Pool{New: func() any { return new(bytes.Buffer) }},
-		models: map[string]map[string]string{},
+		log:   cfg.Logger.With("component", "collect"),
+		nodes: map[string]*node{},
+		pages: sync.Pool{New: func() any { return new(bytes.Buffer) }},
+		facts: map[string]facts{},
 
 		exporters: prometheus.NewGauge(prometheus.GaugeOpts{Name: "capstan_adapter_exporters", Help: "Exporters that the EndpointSlices name."}),
 		answering: prometheus.NewGauge(prometheus.GaugeOpts{Name: "capstan_adapter_exporters_answering", Help: "Nodes whose exporter's page was good in the newest round."}),
@@ -149,6 +150,21 @@ func New(cfg Config) *Collector {
 		cfg.Registerer.MustRegister(c.exporters, c.answering, c.failures, c.dropped, c.duration)
 	}
 	return c
+}
+
+// NewTransport is what scrapes go over: to the exporter's own address, with few connections kept. security may be nil.
+func NewTransport(timeout time.Duration, security *tls.Config) *http.Transport {
+	return &http.Transport{
+		Proxy:                  nil, // an exporter is reached by its pod's address, or not at all
+		DialContext:            (&net.Dialer{Timeout: timeout}).DialContext,
+		TLSClientConfig:        security,
+		TLSHandshakeTimeout:    timeout,
+		MaxIdleConnsPerHost:    1,
+		MaxIdleConns:           256, // a kept connection is 17 KiB; beyond, a new one each time is cheaper
+		IdleConnTimeout:        time.Minute,
+		MaxResponseHeaderBytes: 16 << 10,
+		WriteBufferSize:        1 << 10,
+	}
 }
 
 // result is one target's answer.
@@ -233,7 +249,7 @@ func (c *Collector) settle(name string, n *node, answers []result) bool {
 		c.dropped.Add(float64(a.page.Dropped))
 		c.cfg.Store.Scrape(name, a.at, a.page.Samples)
 		c.mu.Lock()
-		c.models[name] = a.page.Models
+		c.facts[name] = facts{a.page.Models, a.page.Rings}
 		c.mu.Unlock()
 	}
 	return true
@@ -300,7 +316,7 @@ func (c *Collector) forget(present map[string][]Target) {
 			c.failures.DeleteLabelValues(name, reason)
 		}
 		c.mu.Lock()
-		delete(c.models, name)
+		delete(c.facts, name)
 		c.mu.Unlock()
 	}
 }
@@ -309,7 +325,14 @@ func (c *Collector) forget(present map[string][]Target) {
 func (c *Collector) Models(node string) map[string]string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.models[node]
+	return c.facts[node].models
+}
+
+// Rings says what the trainer of each pod of a node said of its ring, by pod UID, on the newest good page. Do not change it.
+func (c *Collector) Rings(node string) map[string]*rules.Ring {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.facts[node].rings
 }
 
 func (c *Collector) scrape(ctx context.Context, t Target) result {
@@ -363,8 +386,17 @@ func (c *Collector) fetch(ctx context.Context, t Target, buf *bytes.Buffer) (tim
 
 func classify(ctx context.Context, err error) *Error {
 	var timeout interface{ Timeout() bool }
-	if ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout() {
+	var theirs *tls.CertificateVerificationError
+	var alert *net.OpError
+	switch {
+	case ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout():
 		return &Error{Timeout, err}
+	case errors.As(err, &theirs):
+		return &Error{Refused, fmt.Errorf("it is not known to be an exporter: %w", err)}
+	case errors.As(err, &alert) && alert.Op == "remote error": // as crypto/tls tells of an alert
+		return &Error{Refused, fmt.Errorf("it does not accept the adapter's certificate: %w", err)}
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return &Error{Refused, fmt.Errorf("it does not speak TLS, although its Service says https: %w", err)}
 	}
 	return &Error{Unreachable, err}
 }

@@ -5,9 +5,12 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -247,6 +250,44 @@ func TestFetch(t *testing.T) {
 	f("/fine", Unreachable)
 }
 
+// An exporter that is not known to be one brings nothing, nor does one that does not know the adapter; the reason says which of both.
+func TestFetchByTLS(t *testing.T) {
+	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "capstan_pod_gpus{pod_uid=\"u\"} 1\n") })
+	serve := func(config *tls.Config) *httptest.Server {
+		server := httptest.NewUnstartedServer(page)
+		server.TLS = config
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		server.StartTLS()
+		t.Cleanup(server.Close)
+		return server
+	}
+	plain := httptest.NewServer(page)
+	defer plain.Close()
+	open := serve(nil)
+	roots := x509.NewCertPool()
+	roots.AddCert(open.Certificate())
+	c := New(Config{Store: store.New(store.Config{}), Timeout: time.Second, Transport: NewTransport(time.Second, &tls.Config{RootCAs: roots, ServerName: "example.com"})})
+	f := func(what, url, reason, words string) {
+		t.Helper()
+		r := c.scrape(t.Context(), Target{ID: "x", Node: "n", URL: url})
+		got, text := "", ""
+		if r.err != nil {
+			got, text = r.err.Reason, r.err.Error()
+		}
+		if got != reason || !strings.Contains(text, words) {
+			t.Errorf("%s: %q (%s), want %q with %q", what, got, text, reason, words)
+		}
+	}
+	f("known", open.URL, "", "")
+	f("who wants our certificate", serve(&tls.Config{ClientAuth: tls.RequireAnyClientCert}).URL, Refused, "does not accept the adapter's certificate")
+	f("no TLS", strings.Replace(plain.URL, "http:", "https:", 1), Refused, "does not speak TLS")
+	f("TLS that we do not speak", strings.Replace(open.URL, "https:", "http:", 1), Status, "400")
+	c.client.Transport = NewTransport(time.Second, &tls.Config{RootCAs: roots, ServerName: "capstan-exporter.capstan-node.svc"})
+	f("another name", open.URL, Refused, "not known to be an exporter")
+	c.client.Transport = NewTransport(time.Second, &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "example.com"})
+	f("another authority", open.URL, Refused, "not known to be an exporter")
+}
+
 func TestTargets(t *testing.T) {
 	ptr := func(s string) *string { return &s }
 	number := func(n int32) *int32 { return &n }
@@ -280,6 +321,12 @@ func TestTargets(t *testing.T) {
 	}
 	if diff := gocmp.Diff(want, TargetsOf(list)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+
+	secure := slice("v4", discoveryv1.AddressTypeIPv4, endpoint("10.0.0.1", "a", ""))
+	secure.Ports[1].AppProtocol = ptr("https")
+	if got := TargetsOf([]*discoveryv1.EndpointSlice{secure})[0].URL; got != "https://10.0.0.1:9401/metrics" {
+		t.Errorf("of a Service that says https: %s", got)
 	}
 
 	// The same through an informer; slices of other Services and namespaces are not looked at.

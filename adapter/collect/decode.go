@@ -16,6 +16,7 @@ import (
 
 	"github.com/capstan-gpu/capstan/adapter/store"
 	"github.com/capstan-gpu/capstan/metricname"
+	"github.com/capstan-gpu/capstan/rules"
 )
 
 const (
@@ -27,11 +28,12 @@ var errTooMany = errors.New("decode: more series")
 
 // Page is what one exporter's page says, decoded.
 type Page struct {
-	Samples  []store.Sample    // of the families kept, all with the same At and with the label node; only finite values
-	Start    time.Time         // when the exporter's process started; zero = the page does not say
-	Snapshot time.Time         // when the exporter took what it shows, by its own clock; zero = the page does not say
-	Models   map[string]string // pod UID ─► GPU model, several of them joined by "_"; nil = none known
-	Dropped  int               // samples of kept families whose value is NaN or infinite
+	Samples  []store.Sample         // of the families kept, all with the same At and with the label node; only finite values
+	Start    time.Time              // when the exporter's process started; zero = the page does not say
+	Snapshot time.Time              // when the exporter took what it shows, by its own clock; zero = the page does not say
+	Models   map[string]string      // pod UID ─► GPU model, several of them joined by "_"; nil = none known
+	Rings    map[string]*rules.Ring // pod UID ─► what its trainer says of the ring; nil = no trainer says anything
+	Dropped  int                    // samples of kept families whose value is NaN or infinite
 }
 
 // Families is the set of family names whose samples are kept. A nil set keeps every family that Capstan exports.
@@ -49,7 +51,8 @@ func (f Families) query() string {
 	if f == nil {
 		return ""
 	}
-	names := map[string]bool{processStart: true, metricname.SnapshotTimestamp: true, metricname.GPUInfo: true, metricname.InstanceInfo: true, metricname.GPUAllocationInfo: true}
+	names := map[string]bool{processStart: true, metricname.SnapshotTimestamp: true, metricname.GPUInfo: true, metricname.InstanceInfo: true, metricname.GPUAllocationInfo: true,
+		metricname.TrainingSteps: true, metricname.TrainingStepDuration: true, metricname.TrainingGeneration: true, metricname.TrainingGenerationAge: true}
 	maps.Copy(names, f)
 	return "?" + url.Values{"name[]": slices.Sorted(maps.Keys(names))}.Encode()
 }
@@ -106,6 +109,12 @@ func Decode(page []byte, node string, at time.Time, keep Families, maxSeries int
 			if !keep.keeps(name) {
 				continue
 			}
+		case metricname.TrainingSteps, metricname.TrainingStepDuration, metricname.TrainingGeneration, metricname.TrainingGenerationAge:
+			p.Labels(&lset)
+			out.ring(lset.Get(metricname.PodUID), string(name), value, at)
+			if !keep.keeps(name) {
+				continue
+			}
 		default:
 			if !keep.keeps(name) {
 				continue
@@ -147,6 +156,31 @@ func Decode(page []byte, node string, at time.Time, keep Families, maxSeries int
 		}
 	}
 	return out, nil
+}
+
+// ring takes in one number that a trainer says of its ring. What is no number that it can be is left out, which is: not said.
+func (p *Page) ring(uid, family string, v float64, at time.Time) {
+	if uid == "" || !(v >= 0) || v > 1e15 {
+		return
+	}
+	r := p.Rings[uid]
+	if r == nil {
+		if p.Rings == nil {
+			p.Rings = map[string]*rules.Ring{}
+		}
+		r = &rules.Ring{Steps: -1, SampleTaken: at}
+		p.Rings[strings.Clone(uid)] = r
+	}
+	switch family {
+	case metricname.TrainingSteps:
+		r.Steps = v
+	case metricname.TrainingStepDuration:
+		r.StepTakes = time.Duration(min(v, 1e6) * float64(time.Second))
+	case metricname.TrainingGeneration:
+		r.Generation = v
+	case metricname.TrainingGenerationAge:
+		r.Began = at.Add(-time.Duration(min(v, 1e9) * float64(time.Second)))
+	}
 }
 
 // familyOf cuts the name off a series as it stands on the page. A quoted name, which stands inside the braces, gives "".

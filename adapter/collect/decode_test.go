@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/capstan-gpu/capstan/metricname"
+	"github.com/capstan-gpu/capstan/rules"
 )
 
 var at = time.UnixMilli(1_800_000_000_123)
@@ -78,6 +79,14 @@ capstan_gpu_allocation_info{uuid="2",pod_uid="u"} 1
 capstan_gpu_allocation_info{uuid="3",pod_uid="u"} 1
 capstan_gpu_allocation_info{uuid="3",pod_uid="v"} 1
 capstan_gpu_allocation_info{uuid="4",pod_uid="w"} 1
+capstan_training_ring_generation{namespace="n",pod="p",pod_uid="u"} 7
+capstan_training_ring_generation_age_seconds{namespace="n",pod="p",pod_uid="u"} 90
+capstan_training_steps_total{namespace="n",pod="p",pod_uid="u"} 1200
+capstan_training_step_duration_seconds{namespace="n",pod="p",pod_uid="u"} 0.25
+capstan_training_ring_generation{namespace="n",pod="q",pod_uid="v"} NaN
+capstan_training_steps_total{namespace="n",pod="r",pod_uid="w"} -1
+capstan_training_steps_total{namespace="n",pod="s",pod_uid="x"} 3
+capstan_training_steps_total 5
 `
 	got, err := Decode([]byte(page), "n", at, Families{"capstan_pod_gpus": true}, 10)
 	if err != nil {
@@ -87,7 +96,10 @@ capstan_gpu_allocation_info{uuid="4",pod_uid="w"} 1
 		t.Errorf("samples: %v", got.Samples)
 	}
 	got.Samples = nil
-	want := Page{Start: time.Unix(1.6e9, 0), Snapshot: time.Unix(1.7e9, 0), Models: map[string]string{"u": "A_B", "v": "A"}, Dropped: 2}
+	want := Page{Start: time.Unix(1.6e9, 0), Snapshot: time.Unix(1.7e9, 0), Models: map[string]string{"u": "A_B", "v": "A"}, Dropped: 2, Rings: map[string]*rules.Ring{
+		"u": {Generation: 7, Began: at.Add(-90 * time.Second), Steps: 1200, StepTakes: 250 * time.Millisecond, SampleTaken: at},
+		"x": {Steps: 3, SampleTaken: at},
+	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -165,7 +177,8 @@ func TestAskForWhatIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{metricname.GPUAllocationInfo, metricname.GPUInfo, metricname.InstanceInfo, "capstan_pod_gpu_busy_seconds_total", metricname.SnapshotTimestamp, processStart}
+	want := []string{metricname.GPUAllocationInfo, metricname.GPUInfo, metricname.InstanceInfo, "capstan_pod_gpu_busy_seconds_total", metricname.SnapshotTimestamp,
+		metricname.TrainingGeneration, metricname.TrainingGenerationAge, metricname.TrainingStepDuration, metricname.TrainingSteps, processStart}
 	if got := asked.Query()["name[]"]; !slices.Equal(got, want) {
 		t.Errorf("asks for %q, want %q", got, want)
 	}

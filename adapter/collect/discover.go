@@ -44,7 +44,7 @@ func (d *Discovery) Targets() []Target {
 	return TargetsOf(list)
 }
 
-// TargetsOf reads the exporters off EndpointSlices, sorted by node. An endpoint that is not ready is a target, too: a
+// TargetsOf reads the exporters off EndpointSlices, sorted by node. They are asked by TLS where the Service says so (appProtocol: https). An endpoint that is not ready is a target, too: a
 // page says by itself whether it is worth something, and an exporter that finds no driver is not ready for long. One
 // pod is one target, whatever number of addresses it has. Endpoints without a node are left out.
 func TargetsOf(list []*discoveryv1.EndpointSlice) []Target {
@@ -62,11 +62,15 @@ func TargetsOf(list []*discoveryv1.EndpointSlice) []Target {
 		if port.Port == nil {
 			continue
 		}
+		scheme := "http"
+		if port.AppProtocol != nil && *port.AppProtocol == "https" {
+			scheme = "https"
+		}
 		for _, e := range s.Endpoints {
 			if e.NodeName == nil || *e.NodeName == "" || len(e.Addresses) == 0 {
 				continue
 			}
-			u := url.URL{Scheme: "http", Host: net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*port.Port))), Path: "/metrics"}
+			u := url.URL{Scheme: scheme, Host: net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*port.Port))), Path: "/metrics"}
 			t := Target{ID: e.Addresses[0], Node: *e.NodeName, URL: u.String()}
 			if e.TargetRef != nil && e.TargetRef.UID != "" {
 				t.ID = string(e.TargetRef.UID)

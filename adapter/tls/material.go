@@ -35,11 +35,20 @@ type Material struct {
 	Signer  *Pair               // the CA that signs from now on
 	Older   []*x509.Certificate // CAs that signed before and are still trusted
 	Serving *Pair
+
+	Handed []*x509.Certificate // the certificates that others have of these CAs; not kept in the Secret
+}
+
+// Purpose is what a certificate is for.
+type Purpose struct {
+	Names  []string // DNS names by which it is known; the first is its common name, too
+	Usages []x509.ExtKeyUsage
 }
 
 // Policy says how long things live.
 type Policy struct {
 	CAValidity, CertValidity time.Duration
+	KeepOlder                bool // drop no CA: what others have is not known
 	// Overlap is how long a change must have been known to all before the next step relies on it: a new CA is in the bundle
 	// for so long before it signs what is served, and an old one stays for so long after.
 	Overlap time.Duration
@@ -60,7 +69,7 @@ func (a Action) String() string { return [...]string{"keep", "new CA", "new cert
 // Next says what is to be done at now, for which reason. Repeat until it says Keep. A serving certificate and a CA are
 // renewed when a third of their life remains. Everything follows from the certificates' own times, so that replicas
 // agree without talking to each other.
-func (m Material) Next(names []string, p Policy, now time.Time) (Action, string) {
+func (m Material) Next(serving Purpose, p Policy, now time.Time) (Action, string) {
 	switch {
 	case m.Signer == nil:
 		return NewCA, "there is none"
@@ -69,34 +78,102 @@ func (m Material) Next(names []string, p Policy, now time.Time) (Action, string)
 	case late(m.Signer.Cert, now):
 		return NewCA, "it expires at " + m.Signer.Cert.NotAfter.Format(time.RFC3339)
 	}
-	s := m.Serving
-	switch {
-	case s == nil:
-		return NewCert, "there is none"
-	case !now.Before(s.Cert.NotAfter):
-		return NewCert, "it has expired"
-	case !m.trusts(s.Cert, now):
-		return NewCert, "none of the CAs signed it"
-	case !slices.Equal(s.Cert.DNSNames, names):
-		return NewCert, fmt.Sprintf("it is for %q, not for %q", s.Cert.DNSNames, names)
+	var cert *x509.Certificate
+	if m.Serving != nil {
+		cert = m.Serving.Cert
 	}
-	signed := s.Cert.CheckSignatureFrom(m.Signer.Cert) == nil
-	switch known := now.Sub(made(m.Signer.Cert)) >= p.Overlap; {
-	case !signed && (known || s.Cert.NotAfter.Sub(now) < p.Overlap):
-		return NewCert, "a new CA signs"
-	case signed && late(s.Cert, now):
-		return NewCert, "it expires at " + s.Cert.NotAfter.Format(time.RFC3339)
+	if why := m.renew(cert, serving, p, now); why != "" {
+		return NewCert, why
 	}
-	for _, c := range m.Older {
-		if !now.Before(c.NotAfter) || signed && now.Sub(made(s.Cert)) >= p.Overlap {
-			return Prune, "nothing that an older CA signed is served"
-		}
+	if len(m.prune(p, now)) < len(m.Older) {
+		return Prune, "nothing that an older CA signed is in use"
 	}
 	return Keep, ""
 }
 
+// renew says why a new certificate is to be made in place of this one (nil = there is none); "" = it is good.
+func (m Material) renew(cert *x509.Certificate, purpose Purpose, p Policy, now time.Time) string {
+	switch {
+	case cert == nil:
+		return "there is none"
+	case !now.Before(cert.NotAfter):
+		return "it has expired"
+	case !m.trusts(cert, now):
+		return "none of the CAs signed it"
+	case !slices.Equal(cert.DNSNames, purpose.Names):
+		return fmt.Sprintf("it is for %q, not for %q", cert.DNSNames, purpose.Names)
+	case !slices.Equal(cert.ExtKeyUsage, purpose.Usages):
+		return "it is for another use"
+	}
+	signed := m.signed(cert)
+	switch known := now.Sub(made(m.Signer.Cert)) >= p.Overlap; {
+	case !signed && (known || cert.NotAfter.Sub(now) < p.Overlap):
+		return "a new CA signs"
+	case signed && late(cert, now):
+		return "it expires at " + cert.NotAfter.Format(time.RFC3339)
+	}
+	return ""
+}
+
+// signed says whether the CA that signs from now on signed it.
+func (m Material) signed(cert *x509.Certificate) bool {
+	return cert.CheckSignatureFrom(m.Signer.Cert) == nil
+}
+
+// prune is what is to be kept of the older CAs: none once all who have a certificate can have known one of the new CA for long enough.
+func (m Material) prune(p Policy, now time.Time) []*x509.Certificate {
+	used := slices.ContainsFunc(append([]*x509.Certificate{m.Serving.Cert}, m.Handed...), func(c *x509.Certificate) bool {
+		return !m.signed(c) || now.Sub(made(c)) < p.Overlap
+	})
+	return slices.DeleteFunc(slices.Clone(m.Older), func(ca *x509.Certificate) bool {
+		return !now.Before(ca.NotAfter) || !used && !p.KeepOlder
+	})
+}
+
+// Hand is what a Secret should hold, by which another program is known to us and knows us, if that is not data already: the certificate
+// is made or renewed, or the bundle has changed. It says why; "" = data is as it should be.
+func (m Material) Hand(data map[string][]byte, purpose Purpose, p Policy, now time.Time) (next map[string][]byte, why string, err error) {
+	had, err := handed(data)
+	if why = m.renew(had, purpose, p, now); err != nil {
+		why = "it cannot be read: " + err.Error()
+	}
+	next = map[string][]byte{keyCert: data[keyCert], keyKey: data[keyKey], keyBundle: m.Bundle()}
+	switch {
+	case why != "":
+		made, err := newCert(m.Signer, purpose, p.CertValidity, now)
+		if err != nil {
+			return nil, "", fmt.Errorf("make a certificate: %w", err)
+		}
+		next[keyCert] = certPEM(made.Cert)
+		if next[keyKey], err = keyPEM(made.Key); err != nil {
+			return nil, "", err
+		}
+	case !bytes.Equal(data[keyBundle], next[keyBundle]):
+		why = "the trusted CAs have changed"
+	}
+	return next, why, nil
+}
+
+// handed reads the certificate of a Secret that was handed out; nil = there is none.
+func handed(data map[string][]byte) (*x509.Certificate, error) {
+	if len(data[keyCert]) == 0 {
+		return nil, nil
+	}
+	certs, err := parseCerts(data[keyCert])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", keyCert, err)
+	}
+	if len(certs) == 0 {
+		return nil, fmt.Errorf("%s: no certificate", keyCert)
+	}
+	if _, err := pair(certs[0], data[keyKey]); err != nil {
+		return nil, fmt.Errorf("%s: %w", keyKey, err)
+	}
+	return certs[0], nil
+}
+
 // Do makes the step. It changes nothing in m.
-func (m Material) Do(a Action, names []string, p Policy, now time.Time) (Material, error) {
+func (m Material) Do(a Action, serving Purpose, p Policy, now time.Time) (Material, error) {
 	switch a {
 	case NewCA:
 		ca, err := newCA(p.CAValidity, now)
@@ -108,16 +185,13 @@ func (m Material) Do(a Action, names []string, p Policy, now time.Time) (Materia
 		}
 		m.Signer = ca
 	case NewCert:
-		cert, err := newCert(m.Signer, names, p.CertValidity, now)
+		cert, err := newCert(m.Signer, serving, p.CertValidity, now)
 		if err != nil {
 			return m, fmt.Errorf("make a serving certificate: %w", err)
 		}
 		m.Serving = cert
 	case Prune:
-		signed := m.Serving.Cert.CheckSignatureFrom(m.Signer.Cert) == nil
-		m.Older = slices.DeleteFunc(slices.Clone(m.Older), func(c *x509.Certificate) bool {
-			return !now.Before(c.NotAfter) || signed && now.Sub(made(m.Serving.Cert)) >= p.Overlap
-		})
+		m.Older = m.prune(p, now)
 	}
 	return m, nil
 }
@@ -213,18 +287,18 @@ func newCA(validity time.Duration, now time.Time) (*Pair, error) {
 	}, nil)
 }
 
-func newCert(ca *Pair, names []string, validity time.Duration, now time.Time) (*Pair, error) {
+func newCert(ca *Pair, purpose Purpose, validity time.Duration, now time.Time) (*Pair, error) {
 	end := now.Add(validity)
 	if ca.Cert.NotAfter.Before(end) {
 		end = ca.Cert.NotAfter
 	}
 	return sign(&x509.Certificate{
-		Subject:               pkix.Name{CommonName: names[0]},
-		DNSNames:              names,
+		Subject:               pkix.Name{CommonName: purpose.Names[0]},
+		DNSNames:              purpose.Names,
 		NotBefore:             now.Add(-backdate(validity)),
 		NotAfter:              end,
 		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		ExtKeyUsage:           purpose.Usages,
 		BasicConstraintsValid: true,
 	}, ca)
 }

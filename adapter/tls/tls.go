@@ -1,6 +1,8 @@
-// Package tls gives the adapter its own CA and serving certificate, and the API server the means to verify it.
+// Package tls gives the adapter its own CA and certificate, the API server the means to verify it, and the exporters what they need to
+// let in nobody but the adapter.
 //
-// CA and certificate are kept in one Secret that all replicas share; the first that starts makes it. Both are renewed in
+// CA and certificate are kept in one Secret that all replicas share; the first that starts makes it. What others need is handed to them
+// in Secrets of their own, without the CA's key. Both are renewed in
 // time, with the old and the new CA trusted side by side for as long as somebody may know only one of them. The
 // APIService's caBundle is filled in, and insecureSkipTLSVerify is never relied on.
 //
@@ -14,11 +16,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,6 +48,8 @@ type Config struct {
 	APIService string               // required, such as v1beta1.external.metrics.k8s.io
 	Pod        string               // whom events are about; "" = no events
 
+	Handed []Handed // certificates for others
+
 	CAValidity   time.Duration // 0 = 5 years
 	CertValidity time.Duration // 0 = 90 days
 	Interval     time.Duration // between two looks at Secret and APIService; 0 = 10 s, or less for short-lived certificates
@@ -51,21 +57,32 @@ type Config struct {
 	Logger *slog.Logger // nil = slog.Default()
 }
 
+// Handed is a Secret in which another program finds a certificate, its key and the CAs that it is to trust.
+type Handed struct {
+	Namespace, Secret string
+	Purpose
+}
+
 // Manager keeps the certificate. It is a [dynamiccertificates.CertKeyContentProvider]. Safe for concurrent use.
 type Manager struct {
-	cfg    Config
-	policy Policy
-	names  []string
-	log    *slog.Logger
-	ready  chan struct{} // closed when there is a certificate
+	cfg     Config
+	policy  Policy
+	serving Purpose
+	log     *slog.Logger
+	ready   chan struct{} // closed when there is a certificate
+
+	current atomic.Pointer[credentials] // nil before there is a certificate
 
 	mu        sync.Mutex // protects all following fields
-	cert, key []byte
-	bundle    []byte
-	expiry    time.Time
 	foreign   error
 	said      string // newest trouble that was logged
 	listeners []dynamiccertificates.Listener
+}
+
+// credentials are what the adapter shows and whom it trusts. Immutable.
+type credentials struct {
+	cert, key, bundle []byte // PEM
+	expiry            time.Time
 }
 
 var _ dynamiccertificates.CertKeyContentProvider = (*Manager)(nil)
@@ -80,9 +97,10 @@ func New(cfg Config) *Manager {
 	m := &Manager{
 		cfg:    cfg,
 		policy: Policy{CAValidity: cfg.CAValidity, CertValidity: cfg.CertValidity, Overlap: min(time.Hour, cfg.CertValidity/10)},
-		names:  Names(cfg.Service, cfg.Namespace),
-		log:    cfg.Logger.With("component", "tls"),
-		ready:  make(chan struct{}),
+		// To the exporters, the adapter is a client.
+		serving: Purpose{Names(cfg.Service, cfg.Namespace), []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
+		log:     cfg.Logger.With("component", "tls"),
+		ready:   make(chan struct{}),
 	}
 	m.cfg.Interval = cmp.Or(m.cfg.Interval, min(10*time.Second, m.policy.Overlap/4))
 	return m
@@ -99,9 +117,10 @@ func (m *Manager) Ready() <-chan struct{} { return m.ready }
 
 // Expiry is when the served certificate ends; zero = there is none.
 func (m *Manager) Expiry() time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.expiry
+	if c := m.current.Load(); c != nil {
+		return c.expiry
+	}
+	return time.Time{}
 }
 
 // Foreign is not nil while the APIService belongs to another Service; its text says whose.
@@ -116,9 +135,10 @@ func (m *Manager) Name() string { return "secret " + m.cfg.Namespace + "/" + m.c
 
 // CurrentCertKeyContent is the served certificate and its key, in PEM.
 func (m *Manager) CurrentCertKeyContent() (cert, key []byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.cert, m.key
+	if c := m.current.Load(); c != nil {
+		return c.cert, c.key
+	}
+	return nil, nil
 }
 
 // AddListener adds one that is told of every new certificate.
@@ -169,25 +189,81 @@ func (m *Manager) say(err error) {
 func (m *Manager) Sync(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	secretErr := m.syncSecret(ctx, now)
-	m.mu.Lock()
-	bundle := m.bundle
-	m.mu.Unlock()
-	if bundle == nil {
-		return secretErr
+	given, givenErr := m.given(ctx)
+	material, err := m.syncSecret(ctx, given, givenErr == nil, now)
+	if err != nil {
+		return err
 	}
-	return errors.Join(secretErr, m.syncAPIService(ctx, bundle))
+	if err := m.serve(material); err != nil {
+		return err
+	}
+	return errors.Join(givenErr, m.hand(ctx, material, given, now), m.syncAPIService(ctx, material.Bundle()))
 }
 
-// syncSecret reads the Secret, renews what is due, and takes the certificate into service. Of several replicas that do
-// it at once, one wins and the others take what it made.
-func (m *Manager) syncSecret(ctx context.Context, now time.Time) error {
+// given reads the Secrets that were handed out, in the order of the configuration; nil = it is not there.
+func (m *Manager) given(ctx context.Context) ([]*corev1.Secret, error) {
+	list := make([]*corev1.Secret, len(m.cfg.Handed))
+	var errs []error
+	for i, h := range m.cfg.Handed {
+		secret, err := m.cfg.Client.CoreV1().Secrets(h.Namespace).Get(ctx, h.Secret, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			errs = append(errs, fmt.Errorf("read Secret %s/%s: %w", h.Namespace, h.Secret, err))
+		default:
+			list[i] = secret
+		}
+	}
+	return list, errors.Join(errs...)
+}
+
+// hand writes what others need. Where another replica is faster, the next look finds what it made.
+func (m *Manager) hand(ctx context.Context, material Material, given []*corev1.Secret, now time.Time) error {
+	var errs []error
+	for i, h := range m.cfg.Handed {
+		secret, absent := given[i], given[i] == nil
+		if absent {
+			secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: h.Namespace, Name: h.Secret}, Type: corev1.SecretTypeTLS}
+		}
+		data, why, err := material.Hand(secret.Data, h.Purpose, m.policy, now)
+		if err == nil && why != "" {
+			secret.Data = data
+			write := m.cfg.Client.CoreV1().Secrets(h.Namespace)
+			if absent {
+				_, err = write.Create(ctx, secret, metav1.CreateOptions{FieldManager: FieldManager})
+			} else {
+				_, err = write.Update(ctx, secret, metav1.UpdateOptions{FieldManager: FieldManager})
+			}
+			switch {
+			case err == nil:
+				m.log.Info("a certificate for others", "secret", h.Namespace+"/"+h.Secret, "why", why)
+			case faster(err):
+				err = nil
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("write Secret %s/%s: %w", h.Namespace, h.Secret, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// faster says that another replica did it.
+func faster(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// syncSecret reads the Secret and renews what is due. Of several replicas that do it at once, one wins and the others take what it made.
+// No CA is dropped unless it is known what others were given.
+func (m *Manager) syncSecret(ctx context.Context, given []*corev1.Secret, known bool, now time.Time) (Material, error) {
+	policy := m.policy
+	policy.KeepOlder = !known
 	secrets := m.cfg.Client.CoreV1().Secrets(m.cfg.Namespace)
 	for range 5 {
 		secret, err := secrets.Get(ctx, m.cfg.Secret, metav1.GetOptions{})
 		absent := apierrors.IsNotFound(err)
 		if err != nil && !absent {
-			return fmt.Errorf("read Secret %s: %w", m.cfg.Secret, err)
+			return Material{}, fmt.Errorf("read Secret %s: %w", m.cfg.Secret, err)
 		}
 		if absent {
 			secret = &corev1.Secret{
@@ -200,23 +276,31 @@ func (m *Manager) syncSecret(ctx context.Context, now time.Time) error {
 			m.log.Warn("the Secret cannot be read and is made anew", "secret", m.cfg.Secret, "err", err)
 			material = Material{}
 		}
+		for _, secret := range given {
+			if secret == nil {
+				continue
+			}
+			if cert, _ := handed(secret.Data); cert != nil { // one that cannot be read is made anew
+				material.Handed = append(material.Handed, cert)
+			}
+		}
 		changed := false
 		for {
-			action, why := material.Next(m.names, m.policy, now)
+			action, why := material.Next(m.serving, policy, now)
 			if action == Keep {
 				break
 			}
-			if material, err = material.Do(action, m.names, m.policy, now); err != nil {
-				return err
+			if material, err = material.Do(action, m.serving, policy, now); err != nil {
+				return Material{}, err
 			}
 			m.log.Info(action.String(), "why", why)
 			changed = true
 		}
 		if !changed {
-			return m.serve(material)
+			return material, nil
 		}
 		if secret.Data, err = material.Data(); err != nil {
-			return err
+			return Material{}, err
 		}
 		if absent {
 			_, err = secrets.Create(ctx, secret, metav1.CreateOptions{FieldManager: FieldManager})
@@ -224,14 +308,14 @@ func (m *Manager) syncSecret(ctx context.Context, now time.Time) error {
 			_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{FieldManager: FieldManager})
 		}
 		switch {
-		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
-			continue // another replica was faster
+		case faster(err):
+			continue
 		case err != nil:
-			return fmt.Errorf("write Secret %s: %w", m.cfg.Secret, err)
+			return Material{}, fmt.Errorf("write Secret %s: %w", m.cfg.Secret, err)
 		}
-		return m.serve(material)
+		return material, nil
 	}
-	return fmt.Errorf("write Secret %s: others change it all the time", m.cfg.Secret)
+	return Material{}, fmt.Errorf("write Secret %s: others change it all the time", m.cfg.Secret)
 }
 
 // serve takes the certificate into service.
@@ -240,20 +324,19 @@ func (m *Manager) serve(material Material) error {
 	if err != nil {
 		return err
 	}
-	cert := certPEM(material.Serving.Cert)
-
+	next := &credentials{certPEM(material.Serving.Cert), key, material.Bundle(), material.Serving.Cert.NotAfter}
+	was := m.current.Load()
+	if was != nil && bytes.Equal(was.cert, next.cert) && bytes.Equal(was.bundle, next.bundle) {
+		return nil
+	}
+	m.current.Store(next)
 	m.mu.Lock()
-	first := m.cert == nil
-	changed := !bytes.Equal(m.cert, cert)
-	m.cert, m.key, m.bundle, m.expiry = cert, key, material.Bundle(), material.Serving.Cert.NotAfter
 	listeners := m.listeners
 	m.mu.Unlock()
-	if changed {
-		for _, l := range listeners {
-			l.Enqueue()
-		}
+	for _, l := range listeners {
+		l.Enqueue()
 	}
-	if first {
+	if was == nil {
 		close(m.ready)
 	}
 	return nil

@@ -3,10 +3,16 @@ package tls
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"log"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -26,7 +32,10 @@ const (
 	serverName = "capstan-adapter.capstan-system.svc"
 )
 
-var names = Names("capstan-adapter", "capstan-system")
+var (
+	usages = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	names  = Purpose{Names("capstan-adapter", "capstan-system"), usages}
+)
 
 // settle does all that is due.
 func settle(t *testing.T, m Material, p Policy, now time.Time) (Material, []Action) {
@@ -52,14 +61,22 @@ func settle(t *testing.T, m Material, p Policy, now time.Time) (Material, []Acti
 
 // verify is what a client does that knows a bundle.
 func verify(bundle []byte, cert *x509.Certificate, now time.Time) error {
+	return verifyAs(serverName, x509.ExtKeyUsageServerAuth, bundle, cert, now)
+}
+
+func verifyAs(name string, use x509.ExtKeyUsage, bundle []byte, cert *x509.Certificate, now time.Time) error {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(bundle)
-	_, err := cert.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: now, DNSName: serverName, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	_, err := cert.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: now, DNSName: name, KeyUsages: []x509.ExtKeyUsage{use}})
 	return err
 }
 
+const exporterName = "capstan-exporter.capstan-node.svc"
+
+var exporters = Purpose{Names("capstan-exporter", "capstan-node"), []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+
 // TestLife runs many generations of CAs and certificates, and at each step lets clients know only an older bundle, and
-// servers serve an older certificate, as another replica would for a while.
+// servers serve an older certificate, as another replica or a node's kubelet would for a while.
 func TestLife(t *testing.T) {
 	policy := Policy{CAValidity: 12 * time.Hour, CertValidity: 3 * time.Hour, Overlap: 18 * time.Minute}
 	const lag = 15 * time.Minute // of the slowest replica or client; less than the overlap
@@ -67,8 +84,11 @@ func TestLife(t *testing.T) {
 	type moment struct {
 		at time.Time
 		Material
+		theirs map[string][]byte // the exporters' Secret
 	}
 	var history []moment
+	var secret map[string][]byte
+	handedOut := 0
 	counts := map[Action]int{}
 	var m Material
 	for now := start; now.Before(start.Add(60 * time.Hour)); now = now.Add(time.Minute) {
@@ -77,15 +97,37 @@ func TestLife(t *testing.T) {
 		for _, a := range done {
 			counts[a]++
 		}
-		history = append(history, moment{now, m})
+		theirs, why, err := m.Hand(secret, exporters, policy, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why != "" {
+			handedOut++
+		}
+		cert, err := handed(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Handed = []*x509.Certificate{cert}
+		secret = theirs
+		history = append(history, moment{now, m, theirs})
 		for len(history) > 1 && now.Sub(history[1].at) >= lag {
 			history = history[1:]
 		}
 		old := history[0].Material
+		oldTheirs := history[0].theirs
+		oldCert, err := handed(oldTheirs)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for what, err := range map[string]error{
 			"now":                                verify(m.Bundle(), m.Serving.Cert, now),
 			"an old bundle, the new certificate": verify(old.Bundle(), m.Serving.Cert, now),
 			"the new bundle, an old certificate": verify(m.Bundle(), old.Serving.Cert, now),
+			"an exporter with an old Secret":     verifyAs(exporterName, x509.ExtKeyUsageServerAuth, m.Bundle(), oldCert, now),
+			"an old replica, a new exporter":     verifyAs(exporterName, x509.ExtKeyUsageServerAuth, old.Bundle(), cert, now),
+			"an exporter's old bundle":           verifyAs(serverName, x509.ExtKeyUsageClientAuth, oldTheirs["ca.crt"], m.Serving.Cert, now),
+			"an exporter's new bundle":           verifyAs(serverName, x509.ExtKeyUsageClientAuth, theirs["ca.crt"], old.Serving.Cert, now),
 		} {
 			if err != nil && !(now.Sub(start) < lag) {
 				t.Fatalf("%s: %s: %v", now.Sub(start), what, err)
@@ -98,8 +140,8 @@ func TestLife(t *testing.T) {
 			t.Fatalf("%s: %d older CAs", now.Sub(start), len(m.Older))
 		}
 	}
-	if counts[NewCA] < 6 || counts[NewCert] < 20 || counts[Prune] < 5 {
-		t.Errorf("in 60 hours: %v", counts)
+	if counts[NewCA] < 6 || counts[NewCert] < 20 || counts[Prune] < 5 || handedOut < 30 {
+		t.Errorf("in 60 hours: %v, and %d new Secrets of the exporters", counts, handedOut)
 	}
 }
 
@@ -110,9 +152,9 @@ func TestNext(t *testing.T) {
 	if len(done) != 2 || done[0] != NewCA || done[1] != NewCert {
 		t.Errorf("from nothing: %v", done)
 	}
-	f := func(what string, m Material, names []string, now time.Time, want Action) {
+	f := func(what string, m Material, serving Purpose, now time.Time, want Action) {
 		t.Helper()
-		if got, why := m.Next(names, policy, now); got != want {
+		if got, why := m.Next(serving, policy, now); got != want {
 			t.Errorf("%s: %s (%s), want %s", what, got, why, want)
 		}
 	}
@@ -120,7 +162,8 @@ func TestNext(t *testing.T) {
 	f("after a while", m, names, start.Add(60*time.Hour), Keep)
 	f("a third left", m, names, start.Add(68*time.Hour), NewCert)
 	f("expired", m, names, start.Add(101*time.Hour), NewCert)
-	f("another Service", m, Names("other", "capstan-system"), start, NewCert)
+	f("another Service", m, Purpose{Names("other", "capstan-system"), usages}, start, NewCert)
+	f("another use", m, Purpose{names.Names, usages[:1]}, start, NewCert)
 	f("a third of the CA left", m, names, start.Add(680*time.Hour), NewCA)
 	f("the CA expired", m, names, start.Add(1001*time.Hour), NewCA)
 	other, _ := settle(t, Material{}, policy, start)
@@ -231,7 +274,7 @@ type rig struct {
 
 func (r *rig) manager() *Manager {
 	return New(Config{Client: r.client, Aggregator: r.aggregator, Namespace: "capstan-system", Secret: "capstan-adapter-tls", Service: "capstan-adapter",
-		APIService: apiService, Pod: "capstan-adapter-1", Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+		APIService: apiService, Pod: "capstan-adapter-1", Handed: []Handed{{"capstan-node", "capstan-exporter-tls", exporters}}, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
 }
 
 func (r *rig) bundle(t *testing.T) []byte {
@@ -296,10 +339,10 @@ func TestManager(t *testing.T) {
 		}
 		return n
 	}
-	if n := writes(); n != 2 {
-		t.Errorf("%d writes, want one of the Secret and one of the APIService", n)
+	if n := writes(); n != 3 {
+		t.Errorf("%d writes, want one of each Secret and one of the APIService", n)
 	}
-	if err := first.Sync(t.Context(), now.Add(time.Hour)); err != nil || writes() != 2 {
+	if err := first.Sync(t.Context(), now.Add(time.Hour)); err != nil || writes() != 3 {
 		t.Errorf("a look changed something: %v, %d writes", err, writes())
 	}
 
@@ -432,4 +475,139 @@ func TestRun(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// TestHanded: what the exporters are given has no key of the CA, is mended when somebody spoils it, and no CA goes while it is not known
+// what they have.
+func TestHanded(t *testing.T) {
+	r := newRig("capstan-system/capstan-adapter")
+	m := r.manager()
+	secrets := r.client.CoreV1().Secrets("capstan-node")
+	now := time.Now()
+	look := func(now time.Time) map[string][]byte {
+		t.Helper()
+		if err := m.Sync(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		s, err := secrets.Get(t.Context(), "capstan-exporter-tls", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Data
+	}
+	first := look(now)
+	if len(first) != 3 || len(first["tls.crt"]) == 0 || len(first["tls.key"]) == 0 || !bytes.Equal(first["ca.crt"], m.current.Load().bundle) {
+		t.Errorf("the exporters' Secret has %d entries, want certificate, key and the bundle", len(first))
+	}
+	s, _ := secrets.Get(t.Context(), "capstan-exporter-tls", metav1.GetOptions{})
+	s.Data["tls.key"] = []byte("junk")
+	if _, err := secrets.Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if mended := look(now); bytes.Equal(mended["tls.crt"], first["tls.crt"]) || !bytes.Equal(mended["ca.crt"], first["ca.crt"]) {
+		t.Error("a spoiled Secret is not mended, or the CA was changed for it")
+	}
+
+	// A new CA, while the exporters' Secret cannot be read: both CAs stay in the bundle, however long it takes.
+	late := now.Add(4 * 365 * 24 * time.Hour)
+	forbidden := true
+	r.client.PrependReactor("get", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return forbidden && a.GetNamespace() == "capstan-node", nil, errors.New("forbidden")
+	})
+	for i := range 20 {
+		if err := m.Sync(t.Context(), late.Add(time.Duration(i)*time.Hour)); err == nil || !strings.Contains(err.Error(), "capstan-node/capstan-exporter-tls") {
+			t.Fatalf("Sync: %v, want an error that names the Secret", err)
+		}
+	}
+	bundle, err := parseCerts(m.current.Load().bundle)
+	if err != nil || len(bundle) != 2 {
+		t.Errorf("%d CAs in the bundle (%v), want the new and the old", len(bundle), err)
+	}
+	forbidden = false
+	look(late.Add(21 * time.Hour))
+	look(late.Add(24 * time.Hour))
+	if bundle, err := parseCerts(look(late.Add(24 * time.Hour))["ca.crt"]); err != nil || len(bundle) != 1 {
+		t.Errorf("%d CAs in the bundle (%v), want the new one alone", len(bundle), err)
+	}
+}
+
+// TestClient: the adapter gets a page from the holder of the exporters' certificate and from nobody else, shows who it is itself, and goes
+// on doing so after a rotation.
+func TestClient(t *testing.T) {
+	r := newRig("capstan-system/capstan-adapter")
+	m := r.manager()
+	get := func(address string) error {
+		rt := m.Client(exporterName, func(c *tls.Config) *http.Transport { return &http.Transport{TLSClientConfig: c} })
+		response, err := (&http.Client{Transport: rt}).Get(address)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		name, err := io.ReadAll(response.Body)
+		if err == nil && string(name) != serverName {
+			return fmt.Errorf("the exporter sees %q, want %q", name, serverName)
+		}
+		return err
+	}
+	serve := func(cert, key, ca []byte) string {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, r.TLS.PeerCertificates[0].DNSNames[0])
+		}))
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(ca)
+		server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		server.StartTLS()
+		t.Cleanup(server.Close)
+		return server.URL
+	}
+	if err := get("https://127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "no certificate yet") {
+		t.Errorf("before there is a certificate: %v", err)
+	}
+	look := func(now time.Time) map[string][]byte {
+		if err := m.Sync(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		s, err := r.client.CoreV1().Secrets("capstan-node").Get(t.Context(), "capstan-exporter-tls", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Data
+	}
+	theirs := look(time.Now().Add(-61 * 24 * time.Hour)) // so that the next look renews
+	exporter := serve(theirs["tls.crt"], theirs["tls.key"], theirs["ca.crt"])
+	if err := get(exporter); err != nil {
+		t.Error(err)
+	}
+	before := m.current.Load()
+	look(time.Now())
+	if m.current.Load() == before {
+		t.Fatal("not renewed")
+	}
+	if err := get(exporter); err != nil {
+		t.Errorf("after a rotation: %v", err)
+	}
+	own := m.current.Load()
+	if err := get(serve(own.cert, own.key, own.bundle)); err == nil || !strings.Contains(err.Error(), "certificate is valid for") {
+		t.Errorf("a server with another of the CA's certificates: %v", err)
+	}
+	stranger := newRig("capstan-system/capstan-adapter")
+	other := stranger.manager()
+	if err := other.Sync(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := stranger.client.CoreV1().Secrets("capstan-node").Get(t.Context(), "capstan-exporter-tls", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := get(serve(s.Data["tls.crt"], s.Data["tls.key"], theirs["ca.crt"])); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("a server of another CA: %v", err)
+	}
+	if err := get(serve(theirs["tls.crt"], theirs["tls.key"], s.Data["ca.crt"])); err == nil {
+		t.Error("an exporter that trusts another CA let us in")
+	}
 }

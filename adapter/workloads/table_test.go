@@ -27,7 +27,7 @@ func world(t testing.TB, jobs, hpas []string) *Table {
 		fields := strings.Fields(line)
 		namespace, name, _ := strings.Cut(fields[0], "/")
 		uid := fields[0]
-		sets = append(sets, StatefulSet{namespace, name, uid, 1})
+		sets = append(sets, StatefulSet{namespace, name, uid, 1, ""})
 		var a rules.Answer
 		for i, f := range fields[1:] {
 			pod := fmt.Sprintf("%s-%d", name, i)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/capstan-gpu/capstan/metricname"
 	"github.com/capstan-gpu/capstan/rules"
 )
 
@@ -107,7 +108,7 @@ func trim(object any) (any, error) {
 	case *autoscalingv2.HorizontalPodAutoscaler:
 		return &storedHPA{meta(o), hpaOf(o)}, nil
 	case *appsv1.StatefulSet:
-		return &storedSet{meta(o), StatefulSet{o.Namespace, o.Name, string(o.UID), GPUsOf(&o.Spec.Template.Spec)}}, nil
+		return &storedSet{meta(o), StatefulSet{o.Namespace, o.Name, string(o.UID), GPUsOf(&o.Spec.Template.Spec), endedOf(o)}}, nil
 	case *corev1.Pod:
 		return &storedPod{meta(o), podOf(o)}, nil
 	}
@@ -117,6 +118,15 @@ func trim(object any) (any, error) {
 // meta keeps what an informer needs.
 func meta(o metav1.Object) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
+}
+
+// endedOf is how the job of a StatefulSet ended. What was copied from another one, with its annotations, says nothing of this one.
+func endedOf(o *appsv1.StatefulSet) string {
+	uid, how, _ := strings.Cut(o.Annotations[metricname.AnnotationEnded], " ")
+	if uid != string(o.UID) {
+		return ""
+	}
+	return strings.TrimSpace(how)
 }
 
 func hpaOf(o *autoscalingv2.HorizontalPodAutoscaler) HPA {

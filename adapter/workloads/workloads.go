@@ -33,7 +33,8 @@ type Ask struct {
 // StatefulSet is what matters of a StatefulSet.
 type StatefulSet struct {
 	Namespace, Name, UID string
-	GPUs                 int // that a pod of its template requests
+	GPUs                 int    // that a pod of its template requests
+	Ended                string // how its job ended, as is written on it for its UID; "" = it has not
 }
 
 // Pod is what matters of a pod that a StatefulSet owns.
@@ -82,7 +83,7 @@ func Build(hpas []HPA, sets []StatefulSet, pods []Pod, metrics []string) *View {
 		}
 		list := owned[s.UID]
 		slices.SortFunc(list, func(a, b rules.Pod) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
-		v.Workloads = append(v.Workloads, rules.Workload{Namespace: s.Namespace, Name: s.Name, UID: s.UID, Pods: list})
+		v.Workloads = append(v.Workloads, rules.Workload{Namespace: s.Namespace, Name: s.Name, UID: s.UID, Pods: list, Ended: s.Ended})
 	}
 	slices.SortFunc(v.Workloads, func(a, b rules.Workload) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))

@@ -113,7 +113,9 @@ func TestWatcher(t *testing.T) {
 		pod("notebook", "p3", nil),
 		pod("rs", "p4", owner("ReplicaSet", "apps/v1", "job", "s")),
 		pod("cloneset", "p5", owner("StatefulSet", "apps.kruise.io/v1", "job", "s")),
-		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job", UID: "s"}, Spec: appsv1.StatefulSetSpec{Template: corev1.PodTemplateSpec{Spec: gpu}}},
+		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "done", UID: "d", Annotations: map[string]string{"capstan.dev/ended": "d failed: no data"}}, Spec: appsv1.StatefulSetSpec{Template: corev1.PodTemplateSpec{Spec: gpu}}},
+		// A copy of another that has ended.
+		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job", UID: "s", Annotations: map[string]string{"capstan.dev/ended": "d failed: no data"}}, Spec: appsv1.StatefulSetSpec{Template: corev1.PodTemplateSpec{Spec: gpu}}},
 		&autoscalingv2.HorizontalPodAutoscaler{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "hpa"},
 			Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
@@ -138,7 +140,7 @@ func TestWatcher(t *testing.T) {
 	eventually(t, "synced", func() bool { ok, _ := w.Synced(); return ok })
 
 	v := w.View([]string{"gpu_utilization"})
-	want := []rules.Workload{{Namespace: "ns", Name: "job", UID: "s", Pods: []rules.Pod{
+	want := []rules.Workload{{Namespace: "ns", Name: "done", UID: "d", Ended: "failed: no data"}, {Namespace: "ns", Name: "job", UID: "s", Pods: []rules.Pod{
 		{UID: "p0", Name: "job-0", Node: "node-a", Phase: "Running", Ready: true, ReadySince: ready.Time, GPUs: 2},
 		{UID: "p1", Name: "job-1", Node: "node-a", Phase: "Running", Terminating: true, GPUs: 2},
 	}}}
@@ -160,7 +162,7 @@ func TestWatcher(t *testing.T) {
 	}
 	eventually(t, "the new pod", func() bool {
 		v := w.View([]string{"gpu_utilization"})
-		return len(v.Workloads) == 1 && len(v.Workloads[0].Pods) == 2 && v.Workloads[0].Pods[0].UID == "p0-new"
+		return len(v.Workloads) == 2 && len(v.Workloads[1].Pods) == 2 && v.Workloads[1].Pods[0].UID == "p0-new"
 	})
 }
 

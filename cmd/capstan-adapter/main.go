@@ -93,7 +93,7 @@ func serveCommand(stderr io.Writer) *cobra.Command {
 		Long: `Run the adapter: collect from all exporters once an interval, evaluate the rules, serve the result.
 
 In a cluster it needs no flags. Its probes are /livez (ticks begin on time) and /readyz (it has a certificate, knows the
-workloads, made its first tick, and no other product owns the APIService; /readyz/NAME says more about one check).
+workloads, has measured for a whole window, and no other product owns the APIService; /readyz/NAME says more about one check).
 /metrics is on the same port, for those whom the API server lets get it.`,
 		Example: `  capstan-adapter serve
   capstan-adapter serve --interval 2s --rules /etc/capstan/rules.yaml
@@ -138,6 +138,8 @@ workloads, made its first tick, and no other product owns the APIService; /ready
 	f.StringVar(&cfg.ExporterService, "exporter-service", "capstan-exporter", "Service whose EndpointSlices name the exporters")
 	f.StringVar(&cfg.Namespace, "namespace", "capstan-system", "namespace of the adapter")
 	f.StringVar(&cfg.Secret, "tls-secret", "capstan-adapter-tls", "Secret that keeps CA and certificate; made if absent")
+	f.StringVar(&cfg.ExporterSecret, "exporter-tls-secret", "capstan-exporter-tls", "Secret in the exporters' namespace that gives them their certificate; made if absent")
+	f.StringVar(&cfg.ScrapeSecret, "scrape-tls-secret", "capstan-scrape-tls", "Secret in the exporters' namespace with a certificate for others that the exporters let in, such as a Prometheus; made if absent")
 	f.StringVar(&cfg.Service, "service-name", "capstan-adapter", "Service that the APIService names")
 	f.DurationVar(&cfg.CAValidity, "ca-validity", 5*365*24*time.Hour, "how long a new CA lives; it is renewed when a third of that remains")
 	f.DurationVar(&cfg.CertValidity, "cert-validity", 90*24*time.Hour, "how long a new certificate lives; likewise")

@@ -36,7 +36,7 @@ const (
 // usage words a wrong flag as one line, with the flags' names in place of the fields'.
 func usage(err error) error {
 	fields := strings.NewReplacer("MappingInterval", "--mapping-interval", "MappingMaxAge", "--mapping-max-age", "StatsInterval", "--stats-interval",
-		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "ProbeListen", "--probe-listen", "Listen", "--listen", "WebConfig", "--web-config", "PodLabels", "--pod-labels", "\n", "; ")
+		"Interval", "--interval", "KubeletDir", "--kubelet-dir", "StuckAfter", "--stuck-after", "ProbeListen", "--probe-listen", "LocalListen", "--local-listen", "Listen", "--listen", "WebConfig", "--web-config", "PodLabels", "--pod-labels", "\n", "; ")
 	return fmt.Errorf("%w: %s", errUsage, fields.Replace(err.Error()))
 }
 
@@ -66,6 +66,9 @@ A scrape does none of this: it shows what was known last. What is not known is a
 
   # What can be read here, once, for people
   capstan-exporter --once
+
+  # Look at a page of the exporter of a node
+  kubectl -n capstan-node exec POD -- capstan-exporter get /readyz
 
   # Let go of the driver, for a change of it, and take it up again (on a node: kubectl exec POD -- capstan-exporter release)
   capstan-exporter release
@@ -147,6 +150,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.StringVar(&cfg.Listen, "listen", ":9401", "serve HTTP on this address")
 	f.StringVar(&cfg.WebConfig, "web-config", "", "exporter-toolkit web configuration: TLS, client certificates and their names, users (default: plain HTTP)")
 	f.StringVar(&cfg.ProbeListen, "probe-listen", "", "serve /livez and /readyz here too, in plain HTTP, for probes that have no certificate")
+	f.StringVar(&cfg.LocalListen, "local-listen", "", "serve everything here too, in plain HTTP, on a loopback address: for capstan-exporter get and kubectl port-forward")
 	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
@@ -176,7 +180,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	c.RegisterFlagCompletionFunc("simulate", cobra.FixedCompletions(gpu.SimulatedProfiles(), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
-	c.AddCommand(releaseCommand(), resumeCommand())
+	c.AddCommand(getCommand(), releaseCommand(), resumeCommand())
 	return c
 }
 

@@ -32,7 +32,7 @@ func (s *scene) record() (stop func() []check.Page) {
 				if err != nil {
 					continue
 				}
-				if text, err := cluster.Proxy(ctx, rig.NodeNamespace, pod.Name, "9401", "metrics"); err == nil {
+				if text, err := cluster.ExporterPage(ctx, pod.Name, "/metrics"); err == nil {
 					pages = append(pages, check.Page{At: time.Now(), Text: text, Node: node})
 				}
 			}
@@ -71,7 +71,7 @@ func (s *scene) adapterPage() func(context.Context) (string, error) {
 	})
 	token, err := cluster.Kubectl(s.ctx, "-n", s.ns, "create", "token", "prometheus")
 	s.must(err)
-	address := s.forward("deployment/capstan-adapter", "6443")
+	address := s.forward(rig.SystemNamespace, "deployment/capstan-adapter", "6443")
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // the forward has another name than the certificate
 	return func(ctx context.Context) (string, error) {
 		request, err := http.NewRequestWithContext(ctx, "GET", "https://"+address+"/metrics", nil)

@@ -169,7 +169,7 @@ func TestNoLibrary(t *testing.T) {
 		if !there || up.Metric[0].Gauge.GetValue() != 0 {
 			return false, fmt.Sprint(up), nil
 		}
-		text, err := cluster.Proxy(ctx, rig.NodeNamespace, pod.Name, "9401", "readyz")
+		text, err := cluster.ExporterPage(ctx, pod.Name, "/readyz")
 		if err != nil {
 			text += err.Error()
 		}

@@ -44,7 +44,7 @@ func TestTenants(t *testing.T) {
 		}
 	}
 
-	address := s.forward("deployment/capstan-adapter", "6443")
+	address := s.forward(rig.SystemNamespace, "deployment/capstan-adapter", "6443")
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // the attacker does not care who answers
 	for _, user := range []string{"system:admin", "system:kube-controller-manager"} {
 		request, err := http.NewRequestWithContext(s.ctx, "GET", "https://"+address+"/apis/external.metrics.k8s.io/v1beta1/namespaces/"+s.ns+"/"+rig.Metric, nil)
@@ -63,11 +63,11 @@ func TestTenants(t *testing.T) {
 }
 
 // forward opens a port of a workload of Capstan on loopback, for as long as the test lasts.
-func (s *scene) forward(target, port string) (address string) {
+func (s *scene) forward(namespace, target, port string) (address string) {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, cluster.Status.Kubectl, "--kubeconfig", cluster.Kubeconfig, "-n", rig.SystemNamespace, "port-forward", target, ":"+port)
+	cmd := exec.CommandContext(ctx, cluster.Status.Kubectl, "--kubeconfig", cluster.Kubeconfig, "-n", namespace, "port-forward", target, ":"+port)
 	out, err := cmd.StdoutPipe()
 	s.must(err)
 	s.must(cmd.Start())

@@ -282,7 +282,7 @@ func (s *scene) page(node string) map[string]*dto.MetricFamily {
 		if err != nil {
 			return false, err.Error(), nil
 		}
-		text, err := cluster.Proxy(ctx, rig.NodeNamespace, pod.Name, "9401", "metrics")
+		text, err := cluster.ExporterPage(ctx, pod.Name, "/metrics")
 		if err != nil {
 			return false, err.Error(), nil
 		}

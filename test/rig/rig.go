@@ -324,6 +324,11 @@ func (c *Cluster) Proxy(ctx context.Context, namespace, pod, port, path string) 
 	return string(raw), err
 }
 
+// ExporterPage asks an exporter for a page, as one would by hand: its own address answers only who has a certificate.
+func (c *Cluster) ExporterPage(ctx context.Context, pod, path string) (string, error) {
+	return c.Kubectl(ctx, "-n", NodeNamespace, "exec", pod, "--", "capstan-exporter", "get", path)
+}
+
 // Describe is what one looks at first when a namespace does not get ready: its pods, its events, the logs of what fails.
 func (c *Cluster) Describe(ctx context.Context, namespace string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)

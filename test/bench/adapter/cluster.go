@@ -1,11 +1,15 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"path"
 	"sync"
 	"time"
 
@@ -22,7 +26,8 @@ type object = map[string]any
 type cluster struct {
 	*apitest.API
 	mu         sync.Mutex // protects the following fields
-	secret     []byte     // JSON; nil = there is none
+	secrets    map[string]*corev1.Secret // by name
+	serving    *tls.Config // of the exporters, once they have been asked
 	apiService object
 }
 
@@ -31,7 +36,7 @@ func startCluster(dir string, e *exporters) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{API: api, apiService: object{
+	c := &cluster{API: api, secrets: map[string]*corev1.Secret{}, apiService: object{
 		"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object{"name": "v1beta1.external.metrics.k8s.io", "resourceVersion": "1"},
 		"spec": object{"group": "external.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100,
 			"service": object{"namespace": "capstan-system", "name": "capstan-adapter", "port": 443}},
@@ -62,7 +67,7 @@ func startCluster(dir string, e *exporters) (*cluster, error) {
 			endpoints = append(endpoints, object{"addresses": []string{address(n)}, "nodeName": nodeName(n), "targetRef": object{"kind": "Pod", "uid": fmt.Sprint("exporter-", n)}})
 		}
 		slices = append(slices, object{"metadata": object{"namespace": "capstan-node", "name": fmt.Sprint("s", i), "uid": fmt.Sprint("s", i), "resourceVersion": "1"},
-			"addressType": "IPv4", "endpoints": endpoints, "ports": []object{{"name": "metrics", "port": e.port}}})
+			"addressType": "IPv4", "endpoints": endpoints, "ports": []object{{"name": "metrics", "port": e.port, "appProtocol": "https"}}})
 	}
 	for _, l := range []struct {
 		path, version, kind string
@@ -77,8 +82,10 @@ func startCluster(dir string, e *exporters) (*cluster, error) {
 			return nil, err
 		}
 	}
-	c.Mux.HandleFunc("/api/v1/namespaces/capstan-system/secrets/", c.serveSecret)
-	c.Mux.HandleFunc("/api/v1/namespaces/capstan-system/secrets", c.serveSecret)
+	for _, namespace := range []string{"capstan-system", "capstan-node"} {
+		c.Mux.HandleFunc("/api/v1/namespaces/"+namespace+"/secrets/", c.serveSecret)
+		c.Mux.HandleFunc("/api/v1/namespaces/"+namespace+"/secrets", c.serveSecret)
+	}
 	c.Mux.HandleFunc("/apis/apiregistration.k8s.io/v1/apiservices/", c.serveAPIService)
 	return c, nil
 }
@@ -136,17 +143,37 @@ func (c *cluster) serveSecret(w http.ResponseWriter, r *http.Request) {
 		}
 		secret := o.(*corev1.Secret)
 		secret.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}
-		if c.secret, err = json.Marshal(secret); err != nil {
-			http.Error(w, err.Error(), 500)
-			return
-		}
+		c.secrets[secret.Name] = secret
+		json.NewEncoder(w).Encode(secret)
+		return
 	}
-	if c.secret == nil {
+	secret := c.secrets[path.Base(r.URL.Path)]
+	if secret == nil {
 		w.WriteHeader(404)
 		io.WriteString(w, `{"apiVersion":"v1","kind":"Status","status":"Failure","reason":"NotFound","code":404}`)
 		return
 	}
-	w.Write(c.secret)
+	json.NewEncoder(w).Encode(secret)
+}
+
+// exporterTLS is what an exporter serves with: the Secret that the adapter gave it.
+func (c *cluster) exporterTLS(*tls.ClientHelloInfo) (*tls.Config, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	secret := c.secrets["capstan-exporter-tls"]
+	if secret == nil {
+		return nil, errors.New("the adapter has made no certificate for exporters yet")
+	}
+	if c.serving == nil {
+		pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
+		if err != nil {
+			return nil, err
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(secret.Data["ca.crt"])
+		c.serving = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13}
+	}
+	return c.serving, nil
 }
 
 func (c *cluster) serveAPIService(w http.ResponseWriter, r *http.Request) {

@@ -8,10 +8,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -71,7 +73,7 @@ func measure(ctx context.Context, out, dump string, warm, duration time.Duration
 	}
 
 	figures := []report.Figure{decodeThroughput()}
-	exporters, err := startExporters(ctx)
+	exporters, err := newExporters()
 	if err != nil {
 		return err
 	}
@@ -80,16 +82,17 @@ func measure(ctx context.Context, out, dump string, warm, duration time.Duration
 		return err
 	}
 	defer kube.Close()
+	exporters.serve(ctx, kube.exporterTLS)
 	port, err := freePort()
 	if err != nil {
 		return err
 	}
 	child := exec.CommandContext(ctx, program, "serve", "--kubeconfig", kube.Kubeconfig, "--secure-port", strconv.Itoa(port), "--interval", interval.String())
 	child.Cancel = func() error { return child.Process.Signal(syscall.SIGTERM) }
-	var log tail
-	child.Stderr = &log
+	var output tail
+	child.Stderr = &output
 	if verbose {
-		child.Stderr = io.MultiWriter(&log, os.Stderr)
+		child.Stderr = io.MultiWriter(&output, os.Stderr)
 	}
 	if err := child.Start(); err != nil {
 		return err
@@ -101,7 +104,7 @@ func measure(ctx context.Context, out, dump string, warm, duration time.Duration
 
 	fmt.Fprintf(os.Stderr, "%d nodes, %d pods, %d HPAs; warming up for %s, measuring for %s\n", nodes, nodes*podsPerNode, sets, warm, duration)
 	if err := sleep(ctx, warm, ended); err != nil {
-		return fmt.Errorf("%w\n%s", err, log.String())
+		return fmt.Errorf("%w\n%s", err, output.String())
 	}
 	hpas.reset()
 	before, err := usage(child.Process.Pid)
@@ -111,7 +114,7 @@ func measure(ctx context.Context, out, dump string, warm, duration time.Duration
 	begin, rss := time.Now(), 0.0
 	for time.Since(begin) < duration {
 		if err := sleep(ctx, time.Second, ended); err != nil {
-			return fmt.Errorf("%w\n%s", err, log.String())
+			return fmt.Errorf("%w\n%s", err, output.String())
 		}
 		u, err := usage(child.Process.Pid)
 		if err != nil {
@@ -136,7 +139,7 @@ func measure(ctx context.Context, out, dump string, warm, duration time.Duration
 	}
 	stages := stages(page)
 	if len(latency) == 0 || failures*100 > len(latency) {
-		return fmt.Errorf("%d of %d requests got no value, such as: %s\n%s", failures, len(latency), example, log.String())
+		return fmt.Errorf("%d of %d requests got no value, such as: %s\n%s", failures, len(latency), example, output.String())
 	}
 
 	p99 := latency[len(latency)*99/100]
@@ -152,7 +155,7 @@ func measure(ctx context.Context, out, dump string, warm, duration time.Duration
 	}
 	cancel()
 	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("the adapter did not end well: %w\n%s", err, log.String())
+		return fmt.Errorf("the adapter did not end well: %w\n%s", err, output.String())
 	}
 	return report.Write(out, figures)
 }
@@ -259,39 +262,44 @@ func (t *tail) String() string {
 
 // exporters serves all nodes' pages on one port of many loopback addresses, so that each is a host of its own.
 type exporters struct {
-	port  int
-	pages []*page
+	listener net.Listener
+	port     int
+	pages    []*page
+	byHost   map[string]*page
 }
 
 // address is the i-th node's.
 func address(i int) string { return fmt.Sprintf("127.1.%d.%d", i/250, i%250+1) }
 
-func startExporters(ctx context.Context) (*exporters, error) {
+func newExporters() (*exporters, error) {
 	l, err := net.Listen("tcp", "0.0.0.0:0")
 	if err != nil {
 		return nil, err
 	}
-	e := &exporters{port: l.Addr().(*net.TCPAddr).Port}
-	byHost := map[string]*page{}
+	e := &exporters{listener: l, port: l.Addr().(*net.TCPAddr).Port, byHost: map[string]*page{}}
 	for i := range nodes {
 		p := newPage(i)
 		e.pages = append(e.pages, p)
-		byHost[net.JoinHostPort(address(i), strconv.Itoa(e.port))] = p
+		e.byHost[net.JoinHostPort(address(i), strconv.Itoa(e.port))] = p
 	}
+	return e, nil
+}
+
+// serve serves until ctx is done, by TLS as its first client wants it.
+func (e *exporters) serve(ctx context.Context, config func(*tls.ClientHelloInfo) (*tls.Config, error)) {
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p := byHost[r.Host]
+		p := e.byHost[r.Host]
 		if p == nil {
 			http.NotFound(w, r)
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		io.WriteString(w, p.render(time.Now()))
-	})}
+	}), TLSConfig: &tls.Config{GetConfigForClient: config}, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() {
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.ServeTLS(e.listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			fmt.Fprintln(os.Stderr, "bench adapter: exporters:", err)
 		}
 	}()
 	context.AfterFunc(ctx, func() { server.Close() })
-	return e, nil
 }

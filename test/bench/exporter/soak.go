@@ -101,7 +101,7 @@ func accelerated(ctx context.Context, d *driver, k *kubelet, cycles int) ([]repo
 			return nil, fmt.Errorf("only %d of %d readings in %s", n, cycles, time.Since(began))
 		}
 	}
-	// Memory breathes with the garbage collector: compare medians of a tenth of the run each.
+	// Memory breathes with the garbage collector: compare medians of a fifth of the run each.
 	median := func(from, to float64) float64 {
 		var some []float64
 		for _, p := range points {
@@ -122,7 +122,7 @@ func accelerated(ctx context.Context, d *driver, k *kubelet, cycles int) ([]repo
 	how := fmt.Sprintf("%d readings in %s instead of a second each, %d pods came and went meanwhile", points[len(points)-1].cycles, time.Since(began).Round(time.Second), k.born-born)
 	return []report.Figure{
 		report.AtMost("exporter_rss_mib", most, "MiB", 40, "the most seen; "+how),
-		report.AtMost("exporter_rss_growth_mib", median(0.9, 2)-median(0.5, 0.6), "MiB", 1, "second half of the same run, median of its last tenth less that of its first"),
+		report.AtMost("exporter_rss_growth_mib", median(0.8, 2)-median(0.5, 0.7), "MiB", 1, "over the second half of the same run: median of the last fifth of the run less that of the third"),
 	}, nil
 }
 
