@@ -152,6 +152,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	registerRest(cfg, loop, certs)
+	loop.events = newEvents(cfg.Client, cfg.Logger.With("component", "events"), cfg.Registry)
 	synced := func() error {
 		missing := ""
 		if ok, what := watcher.Synced(); !ok {
@@ -173,6 +174,7 @@ func Run(ctx context.Context, cfg Config) error {
 	background(certs.Run)
 	background(watcher.Run)
 	background(discovery.Run)
+	background(loop.events.run)
 	background(func(ctx context.Context) {
 		select {
 		case <-ctx.Done():

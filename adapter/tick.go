@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/capstan-gpu/capstan/adapter/collect"
 	"github.com/capstan-gpu/capstan/adapter/engine"
 	"github.com/capstan-gpu/capstan/adapter/store"
@@ -29,6 +31,7 @@ type loop struct {
 	collector *collect.Collector
 	evals     []evaluation // by rule
 
+	events *events // nil = none are written
 	memory map[key]rules.Memory
 	lost   map[key]bool // workloads whose HPA has no signal, as was last logged
 	failed []string     // by rule: the newest error of its fleet query that was logged
@@ -124,7 +127,7 @@ func (l *loop) evaluate(ctx context.Context, now time.Time) {
 	memory := make(map[key]rules.Memory, len(l.memory))
 	lost := make(map[key]bool, len(l.lost))
 	rep := &report{at: now}
-	var changed changes
+	changed := changes{events: l.events, now: now}
 	for i, rule := range l.cfg.Rules {
 		begin := time.Now()
 		found := l.read(ctx, i, view, pods, model, now)
@@ -140,7 +143,9 @@ func (l *loop) evaluate(ctx context.Context, now time.Time) {
 			asked := view.Asked(w.Namespace, w.Name, l.names[i])
 			rep.add(l.names[i], w, a, asked, found)
 			if asked {
-				lost[k] = a.Err != nil
+				if _, known := l.lost[k]; known || !errors.Is(a.Err, rules.ErrCollecting) { // one that begins is not one that lost it
+					lost[k] = a.Err != nil
+				}
 				changed.note(rule, w, a, l.lost, k)
 			}
 		}
@@ -235,7 +240,11 @@ func (l *loop) read(ctx context.Context, i int, view *workloads.View, pods map[s
 }
 
 // changes are what became of the workloads that HPAs ask for, in one tick.
-type changes struct{ lost, found []string }
+type changes struct {
+	events      *events // nil = none are written
+	now         time.Time
+	lost, found []string
+}
 
 func (c *changes) note(rule rules.Rule, w rules.Workload, a rules.Answer, was map[key]bool, k key) {
 	lost, known := was[k]
@@ -244,8 +253,18 @@ func (c *changes) note(rule rules.Rule, w rules.Workload, a rules.Answer, was ma
 	case !known && errors.Is(a.Err, rules.ErrCollecting): // it has never had one
 	case a.Err != nil && !lost:
 		c.lost = append(c.lost, fmt.Sprintf("%s (%v)", name, a.Err))
+		c.event(w, corev1.EventTypeWarning, reasonLost, fmt.Sprintf("%s: %v. A HorizontalPodAutoscaler that asks for it keeps the size.", rule.Metric, a.Err))
 	case a.Err == nil && (lost || !known):
 		c.found = append(c.found, name)
+		if known { // it was lost; that a new workload has one is nothing to tell
+			c.event(w, corev1.EventTypeNormal, reasonFound, fmt.Sprintf("%s has values again.", rule.Metric))
+		}
+	}
+}
+
+func (c *changes) event(w rules.Workload, kind, reason, text string) {
+	if c.events != nil {
+		c.events.add(w, kind, reason, text, c.now)
 	}
 }
 

@@ -132,8 +132,21 @@ func start(t *testing.T, f *fleet, list ...rules.Rule) *rig {
 		t.Fatal(err)
 	}
 	registerRest(cfg, l, nil)
+	l.events = newEvents(nil, cfg.Logger, cfg.Registry)
 	r.loop = l
 	return r
+}
+
+// said are the events that were queued since the last call.
+func (r *rig) said() (texts []string) {
+	for {
+		select {
+		case e := <-r.events.queue:
+			texts = append(texts, fmt.Sprintf("%s %s on %s %s/%s: %s", e.Type, e.Reason, e.InvolvedObject.Kind, e.Namespace, e.InvolvedObject.Name, e.Message))
+		default:
+			return texts
+		}
+	}
 }
 
 // run makes ticks for d.
@@ -239,6 +252,10 @@ capstan_adapter_workload_signal{metric="gpu_utilization",namespace="ns",workload
 			if n := strings.Count(r.log.String(), line); n == 0 || n > 3 {
 				t.Errorf("%q is logged %d times:\n%s", line, n, &r.log)
 			}
+		}
+
+		if got := strings.Join(r.said(), "\n"); !strings.Contains(got, "Warning MetricLost on StatefulSet ns/job: gpu_utilization: missing: worker job-1 on node-1") || !strings.Contains(got, "Normal MetricFound on StatefulSet ns/job: gpu_utilization has values again.") || strings.Count(got, "\n") != 1 {
+			t.Errorf("events, want one of the loss and one of the return:\n%s", got)
 		}
 
 		// It freezes: the same, though it answers 200.

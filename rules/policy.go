@@ -67,6 +67,7 @@ var (
 // Memory is what Decide remembers of one rule and one workload between ticks. The zero value is an adapter that has just
 // started. It is a value: Decide never changes the one it was given.
 type Memory struct {
+	seen    time.Time // since when the workload is looked at; zero = not yet
 	members []string  // UIDs of the admitted pods, sorted
 	since   time.Time // since when they are the members
 	last    []Item    // the newest vector that was complete, each item with its own At; nil = there was none
@@ -87,6 +88,9 @@ type Memory struct {
 func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.Time) (Answer, Memory) {
 	if w.Ended != "" {
 		return Answer{Err: fmt.Errorf("%w: %s", ErrEnded, w.Ended)}, Memory{}
+	}
+	if m.seen.IsZero() {
+		m.seen = now
 	}
 	m.ring = m.ring.follow(r, w.Pods, now)
 	admitted, notes := admit(r, w, m.ring, now)
@@ -118,10 +122,10 @@ func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.
 			if !last.At.IsZero() {
 				known, age = true, now.Sub(last.At)
 			}
-			if !known && r.joins(p, now) {
+			if !known && r.joins(p, m, now) {
 				joining = append(joining, p.Name)
 			} else {
-				missing = append(missing, r.missed(p, age, known, now))
+				missing = append(missing, r.missed(p, m, age, known, now))
 			}
 			continue
 		}
@@ -253,19 +257,19 @@ func (r Rule) item(w Workload, p Pod, reading Reading, now time.Time) (item Item
 	return item, age, ok && age <= r.MaxAge
 }
 
-// joins says that a pod may still be on its way: it has not been Ready for joinFor.
-func (r Rule) joins(p Pod, now time.Time) bool {
-	return p.ReadySince.IsZero() || now.Sub(p.ReadySince) < r.JoinFor
+// joins says that a pod may still be on its way: it has not been Ready for joinFor, or nobody has looked for so long.
+func (r Rule) joins(p Pod, m Memory, now time.Time) bool {
+	return p.ReadySince.IsZero() || now.Sub(later(p.ReadySince, m.seen)) < r.JoinFor
 }
 
 // missed says what a person should know of a pod that should report and does not.
-func (r Rule) missed(p Pod, age time.Duration, known bool, now time.Time) string {
+func (r Rule) missed(p Pod, m Memory, age time.Duration, known bool, now time.Time) string {
 	where := ""
 	if p.Node != "" {
 		where = " on " + p.Node
 	}
 	if !known {
-		return fmt.Sprintf("worker %s%s has been Ready for %s and has never had a value (joinFor %s)", p.Name, where, ago(now.Sub(p.ReadySince)), r.JoinFor)
+		return fmt.Sprintf("worker %s%s has been Ready for %s and has never had a value (joinFor %s)", p.Name, where, ago(now.Sub(later(p.ReadySince, m.seen))), r.JoinFor)
 	}
 	limit := fmt.Sprintf("holdFor %s", r.HoldFor)
 	if r.Missing == Fail {
