@@ -228,8 +228,8 @@ func (m Material) Data() (map[string][]byte, error) {
 	return map[string][]byte{keyCert: certPEM(m.Serving.Cert), keyKey: key, keyBundle: m.Bundle(), keyCAKey: caKey}, nil
 }
 
-// Parse reads a Secret's data. Empty data is an empty Material. What cannot be read is an error: the caller may then
-// start anew, but somebody should be told.
+// Parse reads a Secret's data. Empty data is an empty Material. What cannot be read is an error: the caller may go on with what comes with
+// it, which is the CA if only the serving certificate is spoiled, but somebody should be told.
 func Parse(data map[string][]byte) (Material, error) {
 	var m Material
 	if len(data[keyBundle]) == 0 && len(data[keyCert]) == 0 {
@@ -251,13 +251,13 @@ func Parse(data map[string][]byte) (Material, error) {
 	}
 	certs, err := parseCerts(data[keyCert])
 	if err != nil {
-		return Material{}, fmt.Errorf("%s: %w", keyCert, err)
+		return m, fmt.Errorf("%s: %w", keyCert, err)
 	}
 	if len(certs) == 0 {
-		return Material{}, fmt.Errorf("%s: no certificate", keyCert)
+		return m, fmt.Errorf("%s: no certificate", keyCert)
 	}
 	if m.Serving, err = pair(certs[0], data[keyKey]); err != nil {
-		return Material{}, fmt.Errorf("%s: %w", keyKey, err)
+		return m, fmt.Errorf("%s: %w", keyKey, err)
 	}
 	return m, nil
 }

@@ -273,8 +273,7 @@ func (m *Manager) syncSecret(ctx context.Context, given []*corev1.Secret, known 
 		}
 		material, err := Parse(secret.Data)
 		if err != nil {
-			m.log.Warn("the Secret cannot be read and is made anew", "secret", m.cfg.Secret, "err", err)
-			material = Material{}
+			m.log.Warn("the Secret cannot be read; what is spoiled is made anew", "secret", m.cfg.Secret, "err", err)
 		}
 		for _, secret := range given {
 			if secret == nil {

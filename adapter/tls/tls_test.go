@@ -363,6 +363,19 @@ func TestManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// First of the certificate alone: the CA stays, which everybody trusts.
+	trusted := r.bundle(t)
+	secret.Data["tls.crt"] = []byte("junk")
+	if secret, err = r.client.CoreV1().Secrets("capstan-system").Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Sync(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	e, _ := first.CurrentCertKeyContent()
+	if bytes.Equal(e, c) || !bytes.Equal(r.bundle(t), trusted) {
+		t.Error("a spoiled certificate is not mended, or the CA was changed for it")
+	}
 	secret.Data = map[string][]byte{"tls.crt": []byte("junk"), "tls.key": []byte("junk")}
 	if _, err := r.client.CoreV1().Secrets("capstan-system").Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

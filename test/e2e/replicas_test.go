@@ -24,7 +24,6 @@ func TestExporterWantsCertificate(t *testing.T) {
 	s := begin(t)
 	pod, err := cluster.PodOn(s.ctx, rig.NodeNamespace, "app.kubernetes.io/name=capstan-exporter", s.nodes()[0])
 	s.must(err)
-	address := s.forward(rig.NodeNamespace, "pod/"+pod.Name, "9401")
 	secret, err := cluster.Clients.CoreV1().Secrets(rig.NodeNamespace).Get(s.ctx, "capstan-scrape-tls", metav1.GetOptions{})
 	s.must(err)
 	if _, leaked := secret.Data["ca.key"]; leaked {
@@ -35,6 +34,7 @@ func TestExporterWantsCertificate(t *testing.T) {
 	get := func(scheme string, certificates ...tls.Certificate) (int, string, error) {
 		client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 			TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "capstan-exporter.capstan-node.svc", Certificates: certificates}}}
+		address := s.forward(rig.NodeNamespace, "pod/"+pod.Name, "9401") // one for each: it ends with a connection that the exporter cuts
 		response, err := client.Get(scheme + "://" + address + "/metrics")
 		if err != nil {
 			return 0, "", err
