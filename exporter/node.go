@@ -96,6 +96,7 @@ var (
 	familyProcessBusy     = counter(metricname.PodProcessBusySeconds, "GPU-seconds of the pod's own processes, weighed by their share of the multiprocessors. The pods of a GPU add up.", ofPod()...)
 	familyProcessObserved = counter(metricname.PodProcessObserved, "GPU-seconds for which the shares of processes are known on the pod's GPUs.", ofPod()...)
 	familyProcessMemory   = gauge(metricname.PodProcessMemoryUsed, "Memory that the pod's own processes use.", ofPod()...)
+	familyPodMemoryTotal  = gauge(metricname.PodGPUMemoryTotal, "Memory of the pod's GPUs.", ofPod(metricname.Shared)...)
 	familyPodMemory       = gauge(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", ofPod(metricname.Shared)...)
 
 	familyLibraryUp     = gauge(metricname.LibraryUp, "1 = the NVML library answers.")
@@ -233,6 +234,7 @@ func (p page) pod(u PodUsage) {
 		p.bytes(familyProcessMemory, u.Process.MemoryUsed, u.Namespace, u.Pod, u.PodUID)
 	}
 	p.bytes(familyPodMemory, u.MemoryUsed, u.Namespace, u.Pod, u.PodUID, shared)
+	p.bytes(familyPodMemoryTotal, u.MemoryTotal, u.Namespace, u.Pod, u.PodUID, shared)
 }
 
 func (p page) self(s *Snapshot, now time.Time) {

@@ -38,11 +38,11 @@ func node() *Snapshot {
 				Activity: &gpu.Activity{Observed: observed, SM: at(busy / 2), Tensor: at(busy / 4), DRAM: at(busy / 8), Graphics: &ratio, SMRatio: at(0.5), TensorRatio: at(0.25), DRAMRatio: at(0.125)}},
 			Memory: gpu.Memory{MemoryUsed: at(uint64(70) << 30), MemoryReserved: at(uint64(600) << 20), MemoryTotal: at(uint64(141) << 30)},
 			Gauges: gpu.Gauges{PowerWatts: at(612.5), EnergyJoules: at(1.25e6), TemperatureCelsius: at(61.0),
-				MemoryTemperatureCelsius: at(70.0), ClockHertz: map[string]float64{"sm": 1.98e9}},
+				ClockHertz: map[string]float64{"sm": 1.98e9}},
 			Counters: gpu.Counters{ThrottledSeconds: map[string]float64{"power_cap": 2.5, "thermal_hardware": 0}, PCIeBytes: map[string]float64{"transmit": 1e12, "receive": 2e12},
 				NVLinkBytes: map[string]float64{"transmit": 3e12, "receive": 4e12}},
 			Health: gpu.Health{ECCErrors: map[string]float64{"corrected": 1, "uncorrected": 0}, RowRemapFailed: at(false), RecoveryAction: at(1)},
-			Detail: gpu.Detail{MoreClockHertz: map[string]float64{"memory": 3.201e9}, PowerInstantWatts: at(630.0), PowerLimitWatts: at(700.0), EngineUtilization: map[string]float64{"encoder": 0, "decoder": 0.25, "memory": 0.4},
+			Detail: gpu.Detail{MemoryTemperatureCelsius: at(70.0), MoreClockHertz: map[string]float64{"memory": 3.201e9}, PowerInstantWatts: at(630.0), PowerLimitWatts: at(700.0), EngineUtilization: map[string]float64{"encoder": 0, "decoder": 0.25, "memory": 0.4},
 				PCIeReplays: at(3.0), RemappedRows: map[string]float64{"corrected": 0, "uncorrected": 1}, RowRemapPending: at(true)}}
 	}
 	lost := gpu.Device{UUID: uuid(2), Index: 2, Minor: 2, Model: "NVIDIA H200", PCIBusID: "00000000:1A:00.0", Reason: "GPU_IS_LOST",
@@ -62,7 +62,7 @@ func node() *Snapshot {
 			Costs:  []gpu.CallCost{{Call: "nvmlDeviceGetSamples", Count: 1000, Seconds: 0.25}},
 			Errors: []gpu.CallErrors{{UUID: uuid(2), Call: "nvmlDeviceGetUtilizationRates", Code: "GPU_IS_LOST", Count: 3}, {Call: "nvmlInit_v2", Code: "DRIVER_NOT_LOADED", Count: 2}}},
 		Usage: []PodUsage{
-			{Namespace: "train", Pod: "mnist-training-worker-0", PodUID: "6f1c0000-0000-4000-8000-000000000000", GPUs: 2, Busy: at(1450.5), Observed: at(2000.0), SMActive: at(725.25), ActivityObserved: at(2000.0), MemoryUsed: at(uint64(140) << 30)},
+			{Namespace: "train", Pod: "mnist-training-worker-0", PodUID: "6f1c0000-0000-4000-8000-000000000000", GPUs: 2, Busy: at(1450.5), Observed: at(2000.0), SMActive: at(725.25), ActivityObserved: at(2000.0), MemoryUsed: at(uint64(140) << 30), MemoryTotal: at(uint64(282) << 30)},
 			{Namespace: "train", Pod: "shared-0", PodUID: "6f1c0000-0000-4000-8000-000000000001", GPUs: 1, Shared: true, Busy: at(10.0), Observed: at(20.0),
 				Process: &ProcessUsage{Busy: 2.5, Observed: 20, MemoryUsed: at(uint64(4) << 30)}},
 			{Namespace: "train", Pod: "shared-1", PodUID: "6f1c0000-0000-4000-8000-000000000002", GPUs: 1, Shared: true, Busy: at(0.0), Observed: at(0.0)},

@@ -34,6 +34,7 @@ type PodUsage struct {
 	SMActive               *float64      // of those of its GPUs that have performance counters: GPU-seconds, weighed by the share; nil = none has
 	ActivityObserved       *float64      // GPU-seconds for which these were read
 	MemoryUsed             *uint64       // bytes, of all the pod's GPUs; nil = not known of at least one
+	MemoryTotal            *uint64       // likewise
 	Process                *ProcessUsage // nil = processes are not read
 }
 

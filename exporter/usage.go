@@ -102,6 +102,27 @@ type podCount struct {
 	shared  bool     // was true once, stays true: a series does not change its labels while its pod lives
 }
 
+// sum adds numbers of which each may not be known, and then the sum is not.
+type sum struct {
+	n       uint64
+	unknown bool
+}
+
+func (s *sum) add(v *uint64) {
+	if v == nil {
+		s.unknown = true
+		return
+	}
+	s.n += *v
+}
+
+func (s *sum) known() *uint64 {
+	if s.unknown {
+		return nil
+	}
+	return &s.n
+}
+
 // advance counts what happened between the reading before and this one. A device's increment counts for a pod if the pod held
 // the device at both; so the moment of taking over counts for nobody, and busy and observed always speak of the same time.
 // A pod starts at 0 when it is first seen, and is forgotten once it holds nothing. Pure.
@@ -159,7 +180,8 @@ func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (us
 		h.devices = slices.Compact(h.devices) // two replicas of one GPU are one GPU
 		before, now := u.pods[uid], podCount{held: h.devices}
 		now.counters, now.process, now.shared = before.counters, before.process, before.shared || h.who.Shared
-		measured, counted, memory, memoryKnown := false, false, uint64(0), true
+		measured, counted := false, false
+		var used, total sum
 		for _, uuid := range h.devices {
 			d := byUUID[uuid]
 			measured = measured || d.load.UtilizationSource != ""
@@ -168,11 +190,8 @@ func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (us
 			if was, ok := u.devices[uuid]; had && ok {
 				now.add(was, next.devices[uuid])
 			}
-			if d.memory.MemoryUsed != nil {
-				memory += *d.memory.MemoryUsed
-			} else {
-				memoryKnown = false
-			}
+			used.add(d.memory.MemoryUsed)
+			total.add(d.memory.MemoryTotal)
 		}
 		process := now.processed(u, next, h.devices, processes[uid], byUUID)
 		next.pods[uid] = now
@@ -184,9 +203,7 @@ func (u usage) advance(reading gpu.Reading, allocations []podmap.Allocation) (us
 		if counted {
 			out.SMActive, out.ActivityObserved = &now.sm, &now.activity
 		}
-		if memoryKnown {
-			out.MemoryUsed = &memory
-		}
+		out.MemoryUsed, out.MemoryTotal = used.known(), total.known()
 		out.Process = process
 		pods = append(pods, out)
 	}

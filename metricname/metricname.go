@@ -77,7 +77,8 @@ const (
 	PodProcessBusySeconds = Prefix + "pod_process_gpu_busy_seconds_total" // of the pod's own processes: these can be summed over the pods of a GPU
 	PodProcessObserved    = Prefix + "pod_process_gpu_observed_seconds_total"
 	PodProcessMemoryUsed  = Prefix + "pod_process_gpu_memory_used_bytes"
-	PodGPUMemoryUsed      = Prefix + "pod_gpu_memory_used_bytes" // of the pod's GPUs; label [Shared]
+	PodGPUMemoryUsed      = Prefix + "pod_gpu_memory_used_bytes"  // of the pod's GPUs; label [Shared]
+	PodGPUMemoryTotal     = Prefix + "pod_gpu_memory_total_bytes" // likewise
 )
 
 // Training is the prefix of the families read from trainers' stats pages: [Prefix] and the page's own name.

@@ -154,7 +154,7 @@ A scrape does none of this: it shows what was known last. What is not known is a
 	f.DurationVar(&cfg.Interval, "interval", time.Second, "time between two readings of the GPUs, 100ms to 1m")
 	f.StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node, for the log and the build info")
 	f.StringVar(&library, "nvml-library", "", "path of libnvidia-ml.so.1 (default: where the loader finds it)")
-	f.BoolVar(&detail, "detail", false, "also read what few look at: memory clock, power limit and instant power, encoder, decoder and memory controller, PCIe replays, remapped rows")
+	f.BoolVar(&detail, "detail", false, "also read what few look at: memory clock and temperature, power limit and instant power, encoder, decoder and memory controller, PCIe replays, remapped rows")
 	f.BoolVar(&processes, "processes", false, "also say what each pod's own processes use, for GPUs that pods share; needs the host's process ids (hostPID: true)")
 	f.BoolVar(&cfg.HAMi, "hami", false, "believe HAMi's annotation which GPUs a pod was given; only where HAMi rules, since anybody can write it elsewhere")
 	f.StringSliceVar(&cfg.PodLabels, "pod-labels", nil, "also serve these labels of pods that hold a GPU, at most 16, like team,app.kubernetes.io/name")

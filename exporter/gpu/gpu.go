@@ -113,22 +113,22 @@ type Memory struct {
 
 // Gauges are read every few seconds.
 type Gauges struct {
-	PowerWatts               *float64           // nvmlDeviceGetPowerUsage: mean of the last second on Ampere and newer, else now
-	EnergyJoules             *float64           // since the driver was loaded
-	TemperatureCelsius       *float64           // of the chip
-	MemoryTemperatureCelsius *float64           // field 82
-	ClockHertz               map[string]float64 // by "sm"
+	PowerWatts         *float64           // nvmlDeviceGetPowerUsage: mean of the last second on Ampere and newer, else now
+	EnergyJoules       *float64           // since the driver was loaded
+	TemperatureCelsius *float64           // of the chip
+	ClockHertz         map[string]float64 // by "sm"
 }
 
 // Detail is read only on request.
 type Detail struct {
-	MoreClockHertz    map[string]float64 // by "memory"
-	PowerInstantWatts *float64           // field 186
-	PowerLimitWatts   *float64           // nvmlDeviceGetEnforcedPowerLimit
-	EngineUtilization map[string]float64 // 0..1, of the last second or less, by "encoder", "decoder", "memory": the controller's, not how full it is
-	PCIeReplays       *float64           // nvmlDeviceGetPcieReplayCounter
-	RemappedRows      map[string]float64 // by type of the error that caused it, ever
-	RowRemapPending   *bool              // a reset of the GPU will remap
+	MoreClockHertz           map[string]float64 // by "memory"
+	MemoryTemperatureCelsius *float64           // field 82
+	PowerInstantWatts        *float64           // field 186
+	PowerLimitWatts          *float64           // nvmlDeviceGetEnforcedPowerLimit
+	EngineUtilization        map[string]float64 // 0..1, of the last second or less, by "encoder", "decoder", "memory": the controller's, not how full it is
+	PCIeReplays              *float64           // nvmlDeviceGetPcieReplayCounter
+	RemappedRows             map[string]float64 // by type of the error that caused it, ever
+	RowRemapPending          *bool              // a reset of the GPU will remap
 }
 
 // Counters are what the driver itself counts, since it was loaded.

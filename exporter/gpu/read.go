@@ -231,7 +231,6 @@ func (a *asking) gauges() (g Gauges) {
 	a.ask("nvmlDeviceGetTotalEnergyConsumption", func() code { v, c := h.energy(); return into(&g.EnergyJoules, float64(v)/1e3, c) })
 	a.ask("nvmlDeviceGetTemperature", func() code { v, c := h.temperature(); return into(&g.TemperatureCelsius, float64(v), c) })
 	a.clock(&g.ClockHertz, "sm", 1)
-	a.fields(map[field]func(value){{id: 82}: func(v value) { g.MemoryTemperatureCelsius = &v.number }})
 	return g
 }
 
@@ -300,6 +299,7 @@ func (a *asking) detail() (d Detail) {
 		})
 	}
 	a.fields(map[field]func(value){
+		{id: 82}:  func(v value) { d.MemoryTemperatureCelsius = &v.number },
 		{id: 186}: func(v value) { w := v.number / 1e3; d.PowerInstantWatts = &w },
 		{id: 142}: func(v value) { put(&d.RemappedRows, "corrected", v.number) },
 		{id: 143}: func(v value) { put(&d.RemappedRows, "uncorrected", v.number) },

@@ -270,8 +270,8 @@ func TestDearCallsRarely(t *testing.T) {
 	g.given = map[uint32]value{4: {}, 74: {}, 82: {}, 186: {}}
 	r := newReader(&script{gpus: []*scripted{g}}, Config{Detail: true})
 	reading := after(r, 0, 60)
-	// Fields: gauges, counters and detail every 5 s, health every 30 s.
-	for call, want := range map[string]int{"rates": 60, "memory": 60, "power": 12, "clock": 24, "fields": 3*12 + 2, "uuid": 2, "instances": 2} {
+	// Fields: counters and detail every 5 s, health every 30 s.
+	for call, want := range map[string]int{"rates": 60, "memory": 60, "power": 12, "clock": 24, "fields": 2*12 + 2, "uuid": 2, "instances": 2} {
 		if g.calls[call] != want {
 			t.Errorf("%s was called %d times in a minute, want %d", call, g.calls[call], want)
 		}
