@@ -30,7 +30,6 @@ import (
 
 	"github.com/capstan-gpu/capstan/adapter/api"
 	"github.com/capstan-gpu/capstan/adapter/collect"
-	"github.com/capstan-gpu/capstan/adapter/store"
 	"github.com/capstan-gpu/capstan/adapter/tls"
 	"github.com/capstan-gpu/capstan/adapter/workloads"
 	"github.com/capstan-gpu/capstan/rules"
@@ -45,7 +44,8 @@ const ScrapeName = "capstan-scrape"
 // Config of an adapter. Validate says what is missing.
 type Config struct {
 	Rules    []rules.Rule
-	Interval time.Duration // between two ticks; 1 s to 1 min
+	Reload   func() ([]rules.Rule, error) // the rules as they are now, asked before each tick; nil = they do not change
+	Interval time.Duration                // between two ticks; 1 s to 1 min
 
 	ExporterNamespace, ExporterService string // whose EndpointSlices name the exporters
 	Namespace, Service                 string // the adapter's own, for the certificate's names and the APIService
@@ -192,7 +192,7 @@ func Run(ctx context.Context, cfg Config) error {
 		case <-certs.Ready():
 		}
 		server, err := api.New(api.Config{
-			Provider: api.NewProvider(cfg.Rules, loop.table.Load, cfg.patience()),
+			Provider: api.NewProvider(loop, cfg.patience()),
 			Cert:     certs, Port: cfg.Port, Listener: cfg.Listener, Kubeconfig: cfg.Kubeconfig,
 			Live:          []api.Check{{Name: "tick", Err: func() error { return loop.alive(time.Now()) }}},
 			Ready:         []api.Check{{Name: "informers", Err: synced}, {Name: "window", Err: func() error { return loop.ready(time.Now()) }}, {Name: "apiservice", Err: certs.Foreign}},
@@ -202,7 +202,8 @@ func Run(ctx context.Context, cfg Config) error {
 		if err != nil {
 			return err
 		}
-		cfg.Logger.Info("serving", "address", server.Address(), "metrics", loop.names, "interval", cfg.Interval)
+		loop.server.Store(server)
+		cfg.Logger.Info("serving", "address", server.Address(), "metrics", loop.rules.Load().names, "interval", cfg.Interval)
 		return server.Run(ctx)
 	})
 	return g.Wait()
@@ -252,17 +253,4 @@ func waitFor(ctx context.Context, check func() error) bool {
 		}
 	}
 	return ctx.Err() == nil
-}
-
-// retention is how far back the store must reach for the rules.
-func retention(list []rules.Rule, interval time.Duration) time.Duration {
-	longest := time.Duration(0)
-	for _, r := range list {
-		longest = max(longest, r.Window, r.MaxAge, r.HoldFor)
-	}
-	return longest + 5*interval
-}
-
-func newStore(cfg Config) *store.Store {
-	return store.New(store.Config{Retention: retention(cfg.Rules, cfg.Interval)})
 }

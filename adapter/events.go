@@ -39,17 +39,28 @@ func newEvents(client kubernetes.Interface, log *slog.Logger, r prometheus.Regis
 	return e
 }
 
-// add queues an event on a workload.
-func (e *events) add(w rules.Workload, kind, reason, text string, now time.Time) {
+// on queues an event on a workload.
+func (e *events) on(w rules.Workload, kind, reason, text string, now time.Time) {
+	e.add(corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: w.Namespace, Name: w.Name, UID: types.UID(w.UID)}, kind, reason, text, now)
+}
+
+// onPod queues an event on the adapter's own pod, if it has one.
+func (e *events) onPod(namespace, name, kind, reason, text string, now time.Time) {
+	if name != "" {
+		e.add(corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name}, kind, reason, text, now)
+	}
+}
+
+func (e *events) add(about corev1.ObjectReference, kind, reason, text string, now time.Time) {
 	select {
-	case e.queue <- eventOn(w, kind, reason, text, now):
+	case e.queue <- eventOn(about, kind, reason, text, now):
 	default:
 		e.dropped.Inc()
 	}
 }
 
 // eventOn is an event. Replicas that see the same within a minute give it the same name, so that it is there once.
-func eventOn(w rules.Workload, kind, reason, text string, now time.Time) *corev1.Event {
+func eventOn(about corev1.ObjectReference, kind, reason, text string, now time.Time) *corev1.Event {
 	const most = 1024 // bytes of a message
 	if len(text) > most {
 		text = text[:most-1] + "…"
@@ -57,8 +68,8 @@ func eventOn(w rules.Workload, kind, reason, text string, now time.Time) *corev1
 	at := metav1.NewTime(now)
 	minute := now.Truncate(time.Minute).Unix()
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: w.Namespace, Name: fmt.Sprintf("%s.%x", w.Name, xxhash.Sum64String(fmt.Sprint(w.UID, reason, minute)))},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: w.Namespace, Name: w.Name, UID: types.UID(w.UID)},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace, Name: fmt.Sprintf("%s.%x", about.Name, xxhash.Sum64String(fmt.Sprint(about.UID, reason, minute)))},
+		InvolvedObject: about,
 		Type:           kind, Reason: reason, Message: text,
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		Source: corev1.EventSource{Component: "capstan-adapter"}, ReportingController: "capstan.dev/adapter",

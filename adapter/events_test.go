@@ -39,9 +39,9 @@ func TestEvents(t *testing.T) {
 		defer stopA()
 		w := rules.Workload{Namespace: "ns", Name: "job", UID: "uid"}
 		now := time.Date(2026, 12, 1, 12, 0, 10, 0, time.UTC)
-		a.add(w, corev1.EventTypeWarning, reasonLost, strings.Repeat("x", 5000), now)
-		b.add(w, corev1.EventTypeWarning, reasonLost, "the same", now.Add(3*time.Second))
-		a.add(w, corev1.EventTypeNormal, reasonFound, "back", now.Add(5*time.Second))
+		a.on(w, corev1.EventTypeWarning, reasonLost, strings.Repeat("x", 5000), now)
+		b.on(w, corev1.EventTypeWarning, reasonLost, "the same", now.Add(3*time.Second))
+		a.on(w, corev1.EventTypeNormal, reasonFound, "back", now.Add(5*time.Second))
 		synctest.Wait()
 		list, err := client.CoreV1().Events("ns").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -58,7 +58,7 @@ func TestEvents(t *testing.T) {
 
 		client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("forbidden") })
 		for i := range 3 {
-			a.add(w, corev1.EventTypeWarning, reasonLost, "refused", now.Add(time.Duration(i+1)*time.Hour))
+			a.on(w, corev1.EventTypeWarning, reasonLost, "refused", now.Add(time.Duration(i+1)*time.Hour))
 		}
 		synctest.Wait()
 		if n := testutil.ToFloat64(a.dropped); n != 3 {
@@ -69,7 +69,7 @@ func TestEvents(t *testing.T) {
 		}
 		full := newEvents(client, slog.New(slog.DiscardHandler), prometheus.NewRegistry()) // nobody empties its queue
 		for i := range 300 {
-			full.add(w, corev1.EventTypeWarning, reasonLost, "too many", now.Add(time.Duration(i)*time.Minute))
+			full.on(w, corev1.EventTypeWarning, reasonLost, "too many", now.Add(time.Duration(i)*time.Minute))
 		}
 		if n := testutil.ToFloat64(full.dropped); n != 300-256 {
 			t.Errorf("%v of 300 events counted as dropped, want %d", n, 300-256)

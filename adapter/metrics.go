@@ -8,6 +8,7 @@ import (
 
 	"github.com/capstan-gpu/capstan/adapter/tls"
 	"github.com/capstan-gpu/capstan/rules"
+	"github.com/capstan-gpu/capstan/rules/reading"
 )
 
 type loopMetrics struct {
@@ -15,6 +16,8 @@ type loopMetrics struct {
 	query       *prometheus.HistogramVec
 	queryErrors *prometheus.CounterVec
 	discarded   *prometheus.CounterVec
+
+	reloadFailed prometheus.Gauge
 }
 
 func newLoopMetrics() loopMetrics {
@@ -24,13 +27,15 @@ func newLoopMetrics() loopMetrics {
 		query:       prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "capstan_adapter_query_duration_seconds", Help: "Time to evaluate a rule for the fleet, once a tick.", Buckets: buckets}, []string{"metric"}),
 		queryErrors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "capstan_adapter_query_errors_total", Help: "Fleet queries that failed and were tried again namespace by namespace."}, []string{"metric"}),
 		discarded:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "capstan_adapter_discarded_readings_total", Help: "Readings that were not believed: of a pod on another node than their exporter (node), or several for one pod (duplicate)."}, []string{"metric", "reason"}),
+
+		reloadFailed: prometheus.NewGauge(prometheus.GaugeOpts{Name: "capstan_adapter_rules_reload_failed", Help: "1 = the rules as they are now cannot be taken, so the ones from before stand."}),
 	}
 }
 
 // registerRest registers the metrics that are not the collector's.
 func registerRest(cfg Config, l *loop, certs *tls.Manager) {
 	r := cfg.Registry
-	r.MustRegister(l.metrics.stage, l.metrics.query, l.metrics.queryErrors, l.metrics.discarded, &reportCollector{l})
+	r.MustRegister(l.metrics.stage, l.metrics.query, l.metrics.queryErrors, l.metrics.discarded, l.metrics.reloadFailed, &reportCollector{l})
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
 	}
@@ -64,6 +69,8 @@ func registerRest(cfg Config, l *loop, certs *tls.Manager) {
 // report is what a tick says about each workload that an HPA asks for, and counts of all. Immutable once stored.
 type report struct {
 	at     time.Time
+	set    *ruleset
+	active []bool            // by rule: it was evaluated
 	states map[[2]string]int // metric and state ─► workloads
 	rows   []row
 }
@@ -76,7 +83,7 @@ type row struct {
 }
 
 // add takes in one answer.
-func (r *report) add(metric string, w rules.Workload, a rules.Answer, asked bool, found findings) {
+func (r *report) add(metric string, w rules.Workload, a rules.Answer, asked bool, found reading.Found) {
 	if r.states == nil {
 		r.states = map[[2]string]int{}
 	}
@@ -94,10 +101,10 @@ func (r *report) add(metric string, w rules.Workload, a rules.Answer, asked bool
 		if p.GPUs > 0 && p.Ready && !p.Terminating {
 			out.ready++
 		}
-		if _, ok := found.readings[p.UID]; ok {
+		if _, ok := found.Readings[p.UID]; ok {
 			out.reporting++
 		}
-		if at := found.fresh[p.UID]; at.After(out.newest) {
+		if at := found.Fresh[p.UID]; at.After(out.newest) {
 			out.newest = at
 		}
 	}
@@ -133,13 +140,14 @@ var states = []string{"served", "held", "missing", "collecting", "not_stepping",
 type reportCollector struct{ loop *loop }
 
 var (
-	perWorkload  = []string{"metric", "namespace", "workload"}
-	descState    = prometheus.NewDesc("capstan_adapter_workloads", "Workloads by what their answer is: served, held (an older vector stands), or why it is an error.", []string{"metric", "state"}, nil)
-	descSignal   = prometheus.NewDesc("capstan_adapter_workload_signal", "1 = the HorizontalPodAutoscaler that asks for this workload's metric gets values, 0 = it gets an error.", perWorkload, nil)
-	descPods     = prometheus.NewDesc("capstan_adapter_workload_pods", "Pods of a workload: ready with a GPU, reporting a value, or with a held one.", append(perWorkload[:3:3], "state"), nil)
-	descAge      = prometheus.NewDesc("capstan_adapter_workload_sample_age_seconds", "Age of the newest sample of any of the workload's pods; absent when there is none.", perWorkload, nil)
-	descTick     = prometheus.NewDesc("capstan_adapter_tick_timestamp_seconds", "Unix time of the newest evaluation.", nil, nil)
-	descriptions = []*prometheus.Desc{descState, descSignal, descPods, descAge, descTick}
+	perWorkload   = []string{"metric", "namespace", "workload"}
+	descCollected = prometheus.NewDesc("capstan_adapter_metric_collected", "1 = the metric's rule is evaluated, 0 = nobody asks for it.", []string{"metric"}, nil)
+	descState     = prometheus.NewDesc("capstan_adapter_workloads", "Workloads by what their answer is: served, held (an older vector stands), or why it is an error.", []string{"metric", "state"}, nil)
+	descSignal    = prometheus.NewDesc("capstan_adapter_workload_signal", "1 = the HorizontalPodAutoscaler that asks for this workload's metric gets values, 0 = it gets an error.", perWorkload, nil)
+	descPods      = prometheus.NewDesc("capstan_adapter_workload_pods", "Pods of a workload: ready with a GPU, reporting a value, or with a held one.", append(perWorkload[:3:3], "state"), nil)
+	descAge       = prometheus.NewDesc("capstan_adapter_workload_sample_age_seconds", "Age of the newest sample of any of the workload's pods; absent when there is none.", perWorkload, nil)
+	descTick      = prometheus.NewDesc("capstan_adapter_tick_timestamp_seconds", "Unix time of the newest evaluation.", nil, nil)
+	descriptions  = []*prometheus.Desc{descCollected, descState, descSignal, descPods, descAge, descTick}
 )
 
 func (c *reportCollector) Describe(ch chan<- *prometheus.Desc) {
@@ -157,7 +165,12 @@ func (c *reportCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(descTick, float64(r.at.UnixMilli())/1000)
-	for _, metric := range c.loop.names {
+	for i, metric := range r.set.names {
+		collected := 0.0
+		if r.active[i] {
+			collected = 1
+		}
+		gauge(descCollected, collected, metric)
 		for _, state := range states {
 			gauge(descState, float64(r.states[[2]string{metric, state}]), metric, state)
 		}

@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"github.com/capstan-gpu/capstan/adapter/collect"
-	"github.com/capstan-gpu/capstan/metricname"
 	"github.com/capstan-gpu/capstan/rules"
 )
 
@@ -37,22 +36,6 @@ func Families(list []rules.Rule) (collect.Families, error) {
 		}
 	}
 	return out, nil
-}
-
-// InNamespace is expr over the series of one namespace only.
-func InNamespace(expr, namespace string) (string, error) {
-	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
-	if err != nil {
-		return "", err
-	}
-	for _, v := range selectors(parsed) {
-		m, err := labels.NewMatcher(labels.MatchEqual, metricname.Namespace, namespace)
-		if err != nil {
-			return "", err
-		}
-		v.LabelMatchers = append(v.LabelMatchers, m)
-	}
-	return parsed.String(), nil
 }
 
 func selectors(expr parser.Expr) []*parser.VectorSelector {

@@ -5,36 +5,38 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/capstan-gpu/capstan/adapter/api"
 	"github.com/capstan-gpu/capstan/adapter/collect"
-	"github.com/capstan-gpu/capstan/adapter/engine"
 	"github.com/capstan-gpu/capstan/adapter/store"
 	"github.com/capstan-gpu/capstan/adapter/workloads"
-	"github.com/capstan-gpu/capstan/metricname"
 	"github.com/capstan-gpu/capstan/rules"
+	"github.com/capstan-gpu/capstan/rules/reading"
 )
 
 // loop makes the ticks. Everything without a comment is only for the goroutine that runs it.
 type loop struct {
 	cfg       Config
 	log       *slog.Logger
-	names     []string // of the metrics, lower case
+	rules     atomic.Pointer[ruleset]    // for all to read
+	demand    demand                     // for all
+	server    atomic.Pointer[api.Server] // for all: to be told when the rules have changed; nil while there is none
+	badRules  string                     // why the newest rules were not taken; "" = they were
 	targets   func() []collect.Target
 	view      func(metrics []string) *workloads.View
 	store     *store.Store
 	collector *collect.Collector
-	evals     []evaluation // by rule
 
-	events *events // nil = none are written
+	events *events              // nil = none are written
+	since  map[string]time.Time // by metric: since when its families are collected
 	memory map[key]rules.Memory
-	lost   map[key]bool // workloads whose HPA has no signal, as was last logged
-	failed []string     // by rule: the newest error of its fleet query that was logged
+	lost   map[key]bool      // workloads whose HPA has no signal, as was last logged
+	failed map[string]string // by metric: the newest error of its fleet query that was logged
 
 	table   atomic.Pointer[workloads.Table] // for all; nil before the first tick
 	report  atomic.Pointer[report]          // for all
@@ -43,36 +45,24 @@ type loop struct {
 	metrics loopMetrics
 }
 
-// evaluation is how a rule's queries are evaluated.
-type evaluation struct {
-	value, freshness engine.Func
-}
-
 // key is one rule's view of one workload.
 type key struct{ metric, workload string } // the workload's UID
 
 func newLoop(cfg Config, targets func() []collect.Target, view func([]string) *workloads.View) (*loop, error) {
-	families, err := Families(cfg.Rules)
-	if err != nil {
+	if _, err := Families(cfg.Rules); err != nil {
 		return nil, err
 	}
 	l := &loop{
 		cfg: cfg, log: cfg.Logger.With("component", "tick"), targets: targets, view: view,
-		store:  newStore(cfg),
-		memory: map[key]rules.Memory{}, lost: map[key]bool{}, failed: make([]string, len(cfg.Rules)),
+		since: map[string]time.Time{}, memory: map[key]rules.Memory{}, lost: map[key]bool{}, failed: map[string]string{},
 		metrics: newLoopMetrics(),
 	}
-	frozen := time.Duration(1<<63 - 1)
-	for _, r := range cfg.Rules {
-		frozen = min(frozen, r.MaxAge)
-		l.names = append(l.names, strings.ToLower(r.Metric))
-		l.evals = append(l.evals, evaluation{
-			value:     engine.Embedded(l.store, engine.Config{Lookback: r.MaxAge}),
-			freshness: engine.Embedded(l.store, engine.Config{Lookback: max(r.HoldFor, r.MaxAge)}),
-		})
-	}
+	l.store = store.New(store.Config{})
+	set := newRuleset(cfg.Rules, l.store)
+	l.store.Retain(set.retention(cfg.Interval))
+	l.rules.Store(set)
 	l.collector = collect.New(collect.Config{
-		Store: l.store, Families: families, FrozenAfter: frozen,
+		Store: l.store, FrozenAfter: set.frozenAfter(),
 		Timeout: cfg.scrapeTimeout(), Spread: min(time.Second, cfg.Interval/5),
 		Transport: cfg.Transport, Logger: cfg.Logger, Registerer: cfg.Registry,
 	})
@@ -96,6 +86,13 @@ func (l *loop) run(ctx context.Context) {
 // tick collects, evaluates and publishes.
 func (l *loop) tick(ctx context.Context, start time.Time) {
 	l.started.Store(&start)
+	l.reload(start)
+	set := l.rules.Load()
+	active := l.active(set, l.view(set.names).Asks, start)
+	if err := l.keep(set, active, start); err != nil {
+		l.log.Error("the rules' families cannot be told", "err", err) // they were checked before they were taken
+		return
+	}
 	l.collector.Collect(ctx, l.targets())
 	collected := time.Now()
 	l.metrics.stage.WithLabelValues("collect").Observe(collected.Sub(start).Seconds())
@@ -103,45 +100,52 @@ func (l *loop) tick(ctx context.Context, start time.Time) {
 		return // what is missing is missing because we stop
 	}
 	l.store.Prune(collected)
-	l.evaluate(ctx, collected)
+	l.evaluate(ctx, set, active, collected)
 	l.first.CompareAndSwap(nil, &collected)
 	l.metrics.stage.WithLabelValues("evaluate").Observe(time.Since(collected).Seconds())
 }
 
-// evaluate makes and publishes the table of a moment.
-func (l *loop) evaluate(ctx context.Context, now time.Time) {
+// evaluate makes and publishes the table of a moment, of the rules that are active.
+func (l *loop) evaluate(ctx context.Context, set *ruleset, active []bool, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, max(5*time.Second, l.cfg.Interval))
 	defer cancel()
-	view := l.view(l.names)
-	pods := map[string]*rules.Pod{} // by UID
+	view := l.view(set.names)
 	for _, w := range view.Workloads {
 		for i := range w.Pods {
 			p := &w.Pods[i]
 			p.Ring = l.collector.Rings(p.Node)[p.UID]
-			pods[p.UID] = p
 		}
 	}
 	model := func(p rules.Pod) string { return l.collector.Models(p.Node)[p.UID] }
+	fleet := reading.NewFleet(view.Workloads, model)
 
-	answers := make([][]rules.Answer, len(l.cfg.Rules))
+	answers := make([][]rules.Answer, len(set.list))
 	memory := make(map[key]rules.Memory, len(l.memory))
 	lost := make(map[key]bool, len(l.lost))
-	rep := &report{at: now}
+	rep := &report{at: now, set: set, active: active}
 	changed := changes{events: l.events, now: now}
-	for i, rule := range l.cfg.Rules {
-		begin := time.Now()
-		found := l.read(ctx, i, view, pods, model, now)
-		l.metrics.query.WithLabelValues(l.names[i]).Observe(time.Since(begin).Seconds())
+	for i, rule := range set.list {
+		name := set.names[i]
+		if !active[i] {
+			continue
+		}
+		var found reading.Found
+		wait := set.readers[i].Wait(now.Sub(l.since[name]))
+		if wait == nil {
+			begin := time.Now()
+			found = l.read(ctx, set.readers[i], fleet, now)
+			l.metrics.query.WithLabelValues(name).Observe(time.Since(begin).Seconds())
+		}
 		answers[i] = make([]rules.Answer, len(view.Workloads))
 		for j, w := range view.Workloads {
 			k := key{rule.Metric, w.UID}
-			a, m := rules.Decide(rule, w, found.readings, l.memory[k], now)
-			if err := found.failed[w.Namespace]; err != nil && a.Err != nil {
-				a.Err = fmt.Errorf("%w; %v", a.Err, err)
+			a, m := rules.Answer{Err: wait}, l.memory[k]
+			if wait == nil {
+				a, m = found.Decide(rule, w, l.memory[k], now)
 			}
 			answers[i][j], memory[k] = a, m
-			asked := view.Asked(w.Namespace, w.Name, l.names[i])
-			rep.add(l.names[i], w, a, asked, found)
+			asked := view.Asked(w.Namespace, w.Name, name)
+			rep.add(name, w, a, asked, found)
 			if asked {
 				if _, known := l.lost[k]; known || !errors.Is(a.Err, rules.ErrCollecting) { // one that begins is not one that lost it
 					lost[k] = a.Err != nil
@@ -153,89 +157,19 @@ func (l *loop) evaluate(ctx context.Context, now time.Time) {
 	l.memory, l.lost = memory, lost // what is gone is forgotten
 	changed.log(l.log)
 	l.report.Store(rep)
-	l.table.Store(workloads.NewTable(now, view, l.cfg.Rules, answers, model))
+	l.table.Store(workloads.NewTable(now, view, set.list, answers, model))
 }
 
-// findings are what the queries of one rule said.
-type findings struct {
-	readings map[string]rules.Reading // by pod UID
-	fresh    map[string]time.Time     // newest sample by pod UID, also of pods without a reading
-	failed   map[string]error         // by namespace: its query failed
-}
-
-// read evaluates a rule for the fleet; if that fails, namespace by namespace, so that one tenant's data costs nobody else
-// the signal.
-func (l *loop) read(ctx context.Context, i int, view *workloads.View, pods map[string]*rules.Pod, model func(rules.Pod) string, now time.Time) findings {
-	rule, eval := l.cfg.Rules[i], l.evals[i]
-	found := findings{make(map[string]rules.Reading, len(pods)), make(map[string]time.Time, len(pods)), map[string]error{}}
-	both := func(wrap func(string) (string, error)) (values, ages []engine.Point, err error) {
-		query, err := wrap(rule.Query())
-		if err != nil {
-			return nil, nil, err
-		}
-		freshness, err := wrap(rule.FreshnessQuery())
-		if err != nil {
-			return nil, nil, err
-		}
-		values, err = eval.value(ctx, query, now)
-		ages, ageErr := eval.freshness(ctx, freshness, now)
-		return values, ages, errors.Join(err, ageErr)
+// read evaluates a rule for the fleet, and counts what was not taken.
+func (l *loop) read(ctx context.Context, reader reading.Reader, fleet *reading.Fleet, now time.Time) reading.Found {
+	found := reader.Read(ctx, fleet, now)
+	name := strings.ToLower(reader.Rule.Metric)
+	l.logQuery(name, found.Err)
+	if found.Err != nil {
+		l.metrics.queryErrors.WithLabelValues(name).Inc()
 	}
-
-	values, ages, err := both(func(expr string) (string, error) { return expr, nil })
-	l.logQuery(i, err)
-	if err != nil {
-		l.metrics.queryErrors.WithLabelValues(l.names[i]).Inc()
-		values, ages = nil, nil
-		var namespaces []string
-		for _, w := range view.Workloads {
-			namespaces = append(namespaces, w.Namespace)
-		}
-		for _, namespace := range slices.Compact(namespaces) { // the view is sorted
-			v, a, err := both(func(expr string) (string, error) { return InNamespace(expr, namespace) })
-			if err != nil {
-				found.failed[namespace] = fmt.Errorf("the rule's query fails: %w", err)
-				continue
-			}
-			values, ages = append(values, v...), append(ages, a...)
-		}
-	}
-
-	for _, p := range ages {
-		uid := p.Labels.Get(metricname.PodUID)
-		at := time.UnixMilli(int64(p.Value * 1000))
-		if at.After(found.fresh[uid]) {
-			found.fresh[uid] = at
-		}
-	}
-	twice := map[string]bool{}
-	models := map[string]map[string]string{} // one map for all pods of a model
-	for _, p := range values {
-		uid := p.Labels.Get(metricname.PodUID)
-		pod, known := pods[uid]
-		switch node := p.Labels.Get(metricname.ItemNode); {
-		case !known:
-			continue // a pod that is no workload's, or that is gone
-		case node != "" && node != pod.Node:
-			l.metrics.discarded.WithLabelValues(l.names[i], "node").Inc() // an exporter speaks for its own node only
-			continue
-		}
-		if _, had := found.readings[uid]; had {
-			twice[uid] = true
-		}
-		r := rules.Reading{PodUID: uid, Value: p.Value, At: found.fresh[uid]}
-		if m := model(*pod); m != "" {
-			if models[m] == nil {
-				models[m] = map[string]string{metricname.ItemGPUModel: m}
-			}
-			r.Labels = models[m]
-		}
-		found.readings[uid] = r
-	}
-	for uid := range twice { // which of them is right is not known
-		l.metrics.discarded.WithLabelValues(l.names[i], "duplicate").Inc()
-		delete(found.readings, uid)
-	}
+	l.metrics.discarded.WithLabelValues(name, "node").Add(float64(found.OtherNode))
+	l.metrics.discarded.WithLabelValues(name, "duplicate").Add(float64(found.Duplicates))
 	return found
 }
 
@@ -264,7 +198,7 @@ func (c *changes) note(rule rules.Rule, w rules.Workload, a rules.Answer, was ma
 
 func (c *changes) event(w rules.Workload, kind, reason, text string) {
 	if c.events != nil {
-		c.events.add(w, kind, reason, text, c.now)
+		c.events.on(w, kind, reason, text, c.now)
 	}
 }
 
@@ -287,20 +221,29 @@ func (c *changes) log(log *slog.Logger) {
 	say(slog.LevelInfo, "a workload has its signal", c.found)
 }
 
-func (l *loop) logQuery(i int, err error) {
+func (l *loop) logQuery(metric string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if text != l.failed[i] && (text == "" || l.failed[i] == "") {
+	if text != l.failed[metric] && (text == "" || l.failed[metric] == "") {
 		if text != "" {
-			l.log.Error("a rule's query fails for the whole fleet; trying namespace by namespace", "metric", l.names[i], "err", err)
+			l.log.Error("a rule's query fails for the whole fleet; trying namespace by namespace", "metric", metric, "err", err)
 		} else {
-			l.log.Info("a rule's query works again", "metric", l.names[i])
+			l.log.Info("a rule's query works again", "metric", metric)
 		}
 	}
-	l.failed[i] = text
+	l.failed[metric] = text
 }
+
+// Table is the newest; nil before the first.
+func (l *loop) Table() *workloads.Table { return l.table.Load() }
+
+// Rules are those that there are now.
+func (l *loop) Rules() []rules.Rule { return l.rules.Load().list }
+
+// Ask notes that somebody asks for a metric.
+func (l *loop) Ask(metric string) { l.demand.note(metric, time.Now()) }
 
 // alive says why the adapter is stuck, if it is. Before the first tick it waits for the API server, and a restart would
 // not help.
@@ -321,10 +264,7 @@ func (l *loop) ready(now time.Time) error {
 	if first == nil {
 		return errors.New("the first tick is not through")
 	}
-	window := time.Duration(0)
-	for _, r := range l.cfg.Rules {
-		window = max(window, r.Window)
-	}
+	window := l.rules.Load().longestWindow()
 	if age := now.Sub(*first); age < window {
 		return fmt.Errorf("measuring for %s of the longest window of %s", age.Round(time.Second), window)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,9 @@ type fleet struct {
 	sets  []workloads.StatefulSet
 	pods  []workloads.Pod
 	hpas  []workloads.HPA
+
+	mu       sync.Mutex     // protects requests
+	requests map[string]int // by family
 }
 
 type fakeNode struct {
@@ -76,6 +80,11 @@ func (f *fleet) RoundTrip(r *http.Request) (*http.Response, error) {
 	if n == nil || n.dead {
 		return nil, errors.New("connection refused")
 	}
+	f.mu.Lock()
+	for _, name := range r.URL.Query()["name[]"] {
+		f.requests[name]++
+	}
+	f.mu.Unlock()
 	now := time.Now().Add(n.skew)
 	if !n.frozen.IsZero() {
 		now = n.frozen
@@ -85,6 +94,7 @@ func (f *fleet) RoundTrip(r *http.Request) (*http.Response, error) {
 	fmt.Fprintf(&b, "process_start_time_seconds 1\n%s %f\n", metricname.SnapshotTimestamp, float64(now.UnixNano())/1e9)
 	for uid, share := range n.busy {
 		l := fmt.Sprintf("{namespace=%q,pod=%q,pod_uid=%q,shared=\"false\"}", "ns", "pod-"+uid, uid)
+		fmt.Fprintf(&b, "%s%s 1\n", metricname.PodGPUs, l)
 		fmt.Fprintf(&b, "%s%s %f\n%s%s %f\n", metricname.PodGPUBusySeconds, l, share*seconds, metricname.PodGPUObservedSeconds, l, seconds)
 		fmt.Fprintf(&b, "%s{uuid=%q,model=\"NVIDIA H200\"} 1\n%s{uuid=%q,pod_uid=%q} 1\n", metricname.GPUInfo, "GPU-"+uid, metricname.GPUAllocationInfo, "GPU-"+uid, uid)
 	}
@@ -119,6 +129,13 @@ type rig struct {
 	*fleet
 	*loop
 	log bytes.Buffer
+}
+
+// asked says how often exporters were asked for a family.
+func (f *fleet) asked(family string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.requests[family]
 }
 
 // start runs a loop in a bubble until the test ends.
@@ -180,7 +197,7 @@ func (r *rig) get(namespace, selector string) string {
 }
 
 func newFleet() *fleet {
-	return &fleet{start: time.Now().Add(-time.Hour), nodes: map[string]*fakeNode{}}
+	return &fleet{start: time.Now().Add(-time.Hour), nodes: map[string]*fakeNode{}, requests: map[string]int{}}
 }
 
 // TestTick tells the story of a job: measured, an exporter lost, held, failed, back.
@@ -333,6 +350,118 @@ func TestTickRing(t *testing.T) {
 	})
 }
 
+// TestTickDemand: a metric that nobody asks for is not measured. Who asks is told so, and it is, for as long as somebody goes on asking; an
+// HPA that asks for it need not have asked before.
+func TestTickDemand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		f.job("ns", "job", time.Now().Add(-10*time.Minute), 0.95, 0.5)
+		extra := rule()
+		extra.Metric, extra.Collect = "observed_share", rules.Asked
+		extra.Expr = "rate(" + metricname.PodGPUObservedSeconds + "[$window]) + 0 * capstan_pod_gpus"
+		r := start(t, f, rule(), extra)
+		get := func() string {
+			t.Helper()
+			r.Ask("observed_share") // as a request does
+			items, _, err := r.table.Load().Lookup("ns", "observed_share", labels.SelectorFromSet(labels.Set{"workload": "job"}))
+			if err != nil {
+				return err.Error()
+			}
+			return fmt.Sprint(len(items), " values")
+		}
+		want := func(what, want string) {
+			t.Helper()
+			if got := get(); !strings.Contains(got, want) {
+				t.Errorf("%s: got %s\nwant %s", what, got, want)
+			}
+		}
+		r.run(t, 45*time.Second)
+		if n := r.asked("capstan_pod_gpus"); n != 0 {
+			t.Errorf("exporters were asked %d times for what nobody asks for", n)
+		}
+		if got := r.get("ns", ""); got != "job-0=95 job-1=50" {
+			t.Errorf("the other metric: %s", got)
+		}
+		want("asked for the first time", "not measured until somebody asks for observed_share; it is measured from now on: ask again in 30s")
+		r.run(t, 10*time.Second)
+		want("asked again too early", "collecting")
+		r.run(t, 40*time.Second)
+		want("a window later", "2 values")
+		r.run(t, 10*time.Minute+10*time.Second)
+		want("after ten minutes in which nobody asked", "not measured until somebody asks")
+		r.run(t, 45*time.Second)
+		want("asked again", "2 values")
+
+		f.hpas = append(f.hpas, workloads.HPA{Namespace: "ns", Name: "b", TargetKind: "StatefulSet", TargetName: "job", Asks: []workloads.Ask{{Metric: "observed_share"}}})
+		r.run(t, 20*time.Minute)
+		want("there is an HPA that asks for it", "2 values")
+	})
+}
+
+// TestTickReload: new rules are taken while it runs, and what was known of a metric that is made otherwise is forgotten. Rules that cannot
+// be taken leave the old ones, and that is said once, in the log, in an event and in a metric.
+func TestTickReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		f.job("ns", "job", time.Now().Add(-10*time.Minute), 0.95, 0.5)
+		r := start(t, f, rule())
+		list, failure := []rules.Rule{rule()}, error(nil)
+		r.cfg.Reload = func() ([]rules.Rule, error) { return list, failure }
+		r.cfg.Namespace, r.cfg.Pod = "capstan-system", "adapter-0"
+		failed := func() float64 { return testutil.ToFloat64(r.loop.metrics.reloadFailed) }
+		r.run(t, 45*time.Second)
+		want := func(what, want string) {
+			t.Helper()
+			if got := r.get("ns", ""); got != want {
+				t.Errorf("%s: got %s\nwant %s", what, got, want)
+			}
+		}
+		want("before", "job-0=95 job-1=50")
+		if strings.Contains(r.log.String(), "the rules have changed") {
+			t.Errorf("the same rules are logged as a change:\n%s", &r.log)
+		}
+
+		failure = errors.New("rules.yaml:3:1: rules[0].window: too short")
+		r.run(t, 30*time.Second)
+		want("the new rules are bad", "job-0=95 job-1=50")
+		if n := strings.Count(r.log.String(), "the rules cannot be reloaded"); n != 1 || failed() != 1 {
+			t.Errorf("logged %d times, the metric says %v:\n%s", n, failed(), &r.log)
+		}
+		if got := strings.Join(r.said(), "\n"); got != "Warning RulesNotReloaded on Pod capstan-system/adapter-0: the rules that were there stand: rules.yaml:3:1: rules[0].window: too short" {
+			t.Errorf("events: %s", got)
+		}
+
+		fifth := rule()
+		fifth.Expr = strings.Replace(fifth.Expr, "100", "20", 1)
+		other := rule()
+		other.Metric, other.Window, other.HoldFor = "long", 2*time.Minute, 3*time.Minute
+		list, failure = []rules.Rule{fifth, other}, nil
+		r.run(t, 5*time.Second)
+		if got := r.get("ns", ""); !strings.Contains(got, "collecting") {
+			t.Errorf("with another expression, at once: %s", got)
+		}
+		r.run(t, 30*time.Second)
+		want("with another expression, a window later", "job-0=19 job-1=10")
+		if failed() != 0 {
+			t.Error("the metric still says that the rules are bad")
+		}
+		r.run(t, 120*time.Second)
+		if items, _, err := r.table.Load().Lookup("ns", "long", labels.SelectorFromSet(labels.Set{"workload": "job"})); err != nil || len(items) != 2 {
+			t.Errorf("the new metric, whose window is longer than all before: %v, %v", items, err)
+		}
+		list = []rules.Rule{other}
+		r.run(t, 5*time.Second)
+		if got := r.get("ns", ""); !strings.Contains(got, "there are long") {
+			t.Errorf("without its rule: %s", got)
+		}
+		for k := range r.memory {
+			if k.metric != "long" {
+				t.Errorf("memory of %s, whose rule is gone", k.metric)
+			}
+		}
+	})
+}
+
 // TestTickForgery: an exporter speaks for the pods of its own node, and for no other.
 func TestTickForgery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -418,16 +547,6 @@ func TestFamilies(t *testing.T) {
 	any.Expr = "rate("
 	if _, err := Families([]rules.Rule{any}); err == nil || !strings.Contains(err.Error(), "gpu_utilization") {
 		t.Errorf("a broken expression: %v", err)
-	}
-}
-
-func TestInNamespace(t *testing.T) {
-	got, err := InNamespace(`sum by (pod_uid) (a{x="y"}) / rate(b[1m]) offset 5s`, `n"s`)
-	if want := `sum by (pod_uid) (a{namespace="n\"s",x="y"}) / rate(b{namespace="n\"s"}[1m] offset 5s)`; err == nil && got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-	if got, err = InNamespace(`a + b{x="y"}`, "ns"); err != nil || !strings.Contains(got, `a{namespace="ns"}`) || !strings.Contains(got, `b{namespace="ns",x="y"}`) {
-		t.Errorf("%s %v", got, err)
 	}
 }
 

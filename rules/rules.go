@@ -1,6 +1,6 @@
 // Package rules says which external metrics there are and what may be served of them.
 //
-// A [Rule] is PromQL and a policy. [Parse] reads them from strict YAML, [Default] are the shipped ones. The PromQL is
+// A [Rule] is PromQL and a policy. [Parse] reads them from strict YAML, [Check] says what is doubtful, too, [Default] are the shipped ones. The PromQL is
 // evaluated elsewhere, once a tick for the whole fleet; [Decide] then turns one workload's readings into what the
 // HorizontalPodAutoscaler gets: a complete vector, or an error that says what is missing.
 //
@@ -36,6 +36,14 @@ const (
 	Sum Aggregate = "sum" // every pod tells its own part: all must report
 )
 
+// Collect is when a rule is evaluated.
+type Collect string
+
+const (
+	Always Collect = "always" // whether anybody asks or not, so that a new HPA finds a value at once
+	Asked  Collect = "asked"  // while an HPA asks for the metric, or somebody has lately: what nobody asks for costs nothing
+)
+
 // Percent is the unit whose values are 0 to 100; anything else is never served. See [Rule.Unit].
 const Percent = "percent"
 
@@ -53,11 +61,14 @@ type Rule struct {
 	HoldFor   time.Duration // nothing older than this is ever served
 	JoinFor   time.Duration // how long a worker that is Ready may take until its first reading before it is called missing
 	Per       Per           //
+	Collect   Collect       //
 	Aggregate Aggregate     // for PerWorkload; else ""
 }
 
 // Query is the expression with $window replaced.
-func (r Rule) Query() string { return strings.ReplaceAll(r.Expr, "$window", promDuration(r.Window)) }
+func (r Rule) Query() string {
+	return strings.ReplaceAll(r.Expr, windowVariable, promDuration(r.Window))
+}
 
 // FreshnessQuery gives, per pod_uid, the Unix time in seconds of the newest sample of the rule's freshness selector.
 // Evaluate it with a look-back of at least HoldFor to learn the age of what is missing, too.

@@ -65,7 +65,8 @@ type Config struct {
 
 // Server is the API server.
 type Server struct {
-	generic *genericapiserver.GenericAPIServer
+	generic  *genericapiserver.GenericAPIServer
+	provider *Provider
 }
 
 var registerLibraryMetrics = sync.OnceValue(func() error {
@@ -132,7 +133,8 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	generic := server.GenericAPIServer
-	generic.AggregatedDiscoveryGroupManager.AddGroupVersion(external_metrics.GroupName, discovery(cfg.Provider.ListAllExternalMetrics()))
+	served := &Server{generic, cfg.Provider}
+	served.Announce()
 	// Until the front proxy's CA is known, its certificate is not even asked for, and a connection that it keeps would be
 	// refused for as long as it lasts. No one should connect before.
 	frontProxy := Check{"front-proxy", func() error {
@@ -152,12 +154,17 @@ func New(cfg Config) (*Server, error) {
 		gatherers = append(gatherers, cfg.Gatherer)
 	}
 	generic.Handler.NonGoRestfulMux.Handle("/metrics", promhttp.HandlerFor(gatherers, promhttp.HandlerOpts{}))
-	return &Server{generic}, nil
+	return served, nil
 }
 
 // Run serves until ctx is done, then for ShutdownDelay more, and returns when all requests are answered.
 func (s *Server) Run(ctx context.Context) error {
 	return s.generic.PrepareRun().RunWithContext(ctx)
+}
+
+// Announce puts the metrics that there are now into the aggregated discovery document; the unaggregated one is made for each request.
+func (s *Server) Announce() {
+	s.generic.AggregatedDiscoveryGroupManager.AddGroupVersion(external_metrics.GroupName, discovery(s.provider.ListAllExternalMetrics()))
 }
 
 // discovery is the group's entry in the aggregated discovery document. The verb is what the library says in the

@@ -45,6 +45,16 @@ func table() *workloads.Table {
 	return workloads.NewTable(time.Now(), view, list, answers, func(rules.Pod) string { return "" })
 }
 
+// source is what a loop of ticks is to the provider.
+type source struct {
+	list  []rules.Rule
+	table func() *workloads.Table
+}
+
+func (s source) Table() *workloads.Table { return s.table() }
+func (s source) Rules() []rules.Rule     { return s.list }
+func (s source) Ask(string)              {}
+
 func start(t *testing.T, current func() *workloads.Table) (*apitest.API, string, *x509.CertPool) {
 	kube, err := apitest.Start(t.TempDir(), func(r apitest.Review) bool {
 		return r.User == "alice" && r.Namespace == "a" && r.Verb == "list" || r.User == "prometheus" && r.Path == "/metrics" ||
@@ -79,7 +89,7 @@ func start(t *testing.T, current func() *workloads.Table) (*apitest.API, string,
 	registry.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "capstan_adapter_test", Help: "Test."}))
 	list := []rules.Rule{{Metric: "gpu_utilization", Window: time.Minute, Per: rules.PerPod}}
 	server, err := api.New(api.Config{
-		Provider: api.NewProvider(list, current, time.Minute), Cert: cert, Listener: listener, Kubeconfig: kube.Kubeconfig, Gatherer: registry,
+		Provider: api.NewProvider(source{list, current}, time.Minute), Cert: cert, Listener: listener, Kubeconfig: kube.Kubeconfig, Gatherer: registry,
 		Ready: []api.Check{{Name: "apiservice", Err: func() error { return errors.New("it belongs to keda") }}},
 	})
 	if err != nil {

@@ -20,11 +20,17 @@ import (
 	"github.com/capstan-gpu/capstan/rules"
 )
 
+// Source is where answers come from. Safe for concurrent use.
+type Source interface {
+	Table() *workloads.Table // of the newest tick; nil before the first
+	Rules() []rules.Rule     // that there are now
+	Ask(metric string)       // somebody asks for it, lower case
+}
+
 // Provider answers requests from the newest table. It implements the library's ExternalMetricsProvider.
 type Provider struct {
-	rules  []rules.Rule
-	table  func() *workloads.Table // nil before the first tick
-	maxAge time.Duration           // of a table
+	source Source
+	maxAge time.Duration // of a table
 	now    func() time.Time
 }
 
@@ -32,14 +38,15 @@ var _ provider.ExternalMetricsProvider = (*Provider)(nil)
 
 // NewProvider makes one. A table that is older than maxAge is not served: whatever keeps the next one from being made,
 // its values are no longer what is happening.
-func NewProvider(list []rules.Rule, table func() *workloads.Table, maxAge time.Duration) *Provider {
-	return &Provider{rules: list, table: table, maxAge: maxAge, now: time.Now}
+func NewProvider(source Source, maxAge time.Duration) *Provider {
+	return &Provider{source: source, maxAge: maxAge, now: time.Now}
 }
 
 // ListAllExternalMetrics lists the rules' metrics, whether there are values or not. No tenant's name is in it.
 func (p *Provider) ListAllExternalMetrics() []provider.ExternalMetricInfo {
-	out := make([]provider.ExternalMetricInfo, len(p.rules))
-	for i, r := range p.rules {
+	list := p.source.Rules()
+	out := make([]provider.ExternalMetricInfo, len(list))
+	for i, r := range list {
 		out[i].Metric = strings.ToLower(r.Metric)
 	}
 	return out
@@ -48,7 +55,8 @@ func (p *Provider) ListAllExternalMetrics() []provider.ExternalMetricInfo {
 // GetExternalMetric gives at least one item, or an error that is a Status without Retry-After: client-go would sleep on
 // that inside the HPA's worker.
 func (p *Provider) GetExternalMetric(_ context.Context, namespace string, selector labels.Selector, info provider.ExternalMetricInfo) (*external_metrics.ExternalMetricValueList, error) {
-	table := p.table()
+	p.source.Ask(strings.ToLower(info.Metric))
+	table := p.source.Table()
 	if table == nil {
 		return nil, unavailable("no measurement yet: this adapter has just started")
 	}

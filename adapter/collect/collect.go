@@ -20,6 +20,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,7 +69,7 @@ type Config struct {
 	FrozenAfter time.Duration
 	Timeout     time.Duration // of one scrape; 0 = 2 s
 	// Spread is over how long one round's scrapes may start, each node's always at its own moment, with few nodes over less:
-	// 2 ms each. 0 = all at once.
+	// 4 ms each, which is what a handshake by TLS may take of a busy core on both sides together. 0 = all at once.
 	Spread      time.Duration
 	Concurrency int   // scrapes at once; 0 = 64
 	MaxBody     int64 // bytes of a page, after decompression; 0 = 16 MiB
@@ -105,7 +106,9 @@ type facts struct {
 // node is what is remembered of a node between rounds.
 type node struct {
 	targets map[string]*seen
-	failure string // reason of the newest failure while it lasts; for logging
+	failure string // reason of the newest failure while it lasts
+	err     error  // that failure
+	logged  string // the failure that was last logged
 }
 
 // seen is what is remembered of a target.
@@ -175,6 +178,12 @@ type result struct {
 	err    *Error
 }
 
+// Keep changes what the next Collect asks for and keeps, and for how long a page may show the same. A series that is no longer kept ends
+// with a staleness marker. It is for the goroutine that calls Collect.
+func (c *Collector) Keep(families Families, frozenAfter time.Duration) {
+	c.cfg.Families, c.cfg.FrozenAfter = families, frozenAfter
+}
+
 // Collect scrapes all targets once, puts their samples into the store and returns when the last has answered, failed or
 // run out of time. Series of a node that has no target any more get staleness markers at once; those of a node whose
 // exporter does not answer just age.
@@ -192,7 +201,7 @@ func (c *Collector) Collect(ctx context.Context, targets []Target) {
 			c.nodes[name] = &node{targets: map[string]*seen{}}
 		}
 	}
-	spread := min(c.cfg.Spread, time.Duration(len(names))*2*time.Millisecond)
+	spread := min(c.cfg.Spread, time.Duration(len(names))*4*time.Millisecond)
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(offset(a, spread), offset(b, spread)) })
 
 	// A page is put into the store as soon as it is there: all pages at once would be as much memory as the store itself.
@@ -221,6 +230,36 @@ func (c *Collector) Collect(ctx context.Context, targets []Target) {
 	}
 	wg.Wait()
 	c.answering.Set(float64(good.Load()))
+	c.logChanges(names)
+}
+
+// logChanges tells whose exporter brings nothing any more, and whose is back; of very many, how many and a few.
+func (c *Collector) logChanges(names []string) {
+	const few = 10
+	lost, back := 0, 0
+	for _, name := range names {
+		n := c.nodes[name]
+		before := n.logged
+		if n.logged = n.failure; n.failure == before {
+			continue
+		}
+		switch {
+		case n.failure != "":
+			if lost++; lost <= few {
+				c.log.Warn("an exporter brings nothing: the values of its node's pods age", "node", name, "reason", n.failure, "err", n.err)
+			}
+		default:
+			if back++; back <= few {
+				c.log.Info("an exporter is back", "node", name)
+			}
+		}
+	}
+	if lost > few {
+		c.log.Warn("an exporter brings nothing: the values of its node's pods age", "more", lost-few)
+	}
+	if back > few {
+		c.log.Info("an exporter is back", "more", back-few)
+	}
 }
 
 // settle takes in what the exporters of one node answered, and says whether one of them was good. Of different nodes it
@@ -234,16 +273,12 @@ func (c *Collector) settle(name string, n *node, answers []result) bool {
 		}
 	}
 	if i < 0 {
-		if err := firstError(answers); err != nil && n.failure != err.Reason {
-			n.failure = err.Reason
-			c.log.Warn("an exporter brings nothing: the values of its node's pods age", "node", name, "reason", err.Reason, "err", err)
+		if err := firstError(answers); err != nil {
+			n.failure, n.err = err.Reason, err
 		}
 		return false
 	}
-	if n.failure != "" {
-		n.failure = ""
-		c.log.Info("an exporter is back", "node", name)
-	}
+	n.failure, n.err = "", nil
 	if moved {
 		a := answers[i]
 		c.dropped.Add(float64(a.page.Dropped))
@@ -367,6 +402,9 @@ func (c *Collector) fetch(ctx context.Context, t Target, buf *bytes.Buffer) (tim
 	req.Header.Set("Accept", "text/plain;version=0.0.4;escaping=allow-utf-8")
 	resp, err := c.client.Do(req)
 	if err != nil {
+		if u, ok := errors.AsType[*url.Error](err); ok {
+			u.URL = t.URL // without the long list of families
+		}
 		return time.Time{}, classify(ctx, err)
 	}
 	defer resp.Body.Close()

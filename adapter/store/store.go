@@ -45,14 +45,14 @@ type Stats struct {
 // Store is the window. It is a [storage.Queryable], safe for concurrent use; queriers see what was there when they
 // selected, and hold up nobody.
 type Store struct {
-	retention int64 // ms
 	maxSeries int
 
-	mu      sync.RWMutex // protects all following fields
-	byHash  map[uint64][]*series
-	byName  map[string][]*series
-	targets map[string]*target
-	stats   Stats
+	mu        sync.RWMutex // protects all following fields
+	retention int64        // ms
+	byHash    map[uint64][]*series
+	byName    map[string][]*series
+	targets   map[string]*target
+	stats     Stats
 }
 
 var _ storage.Queryable = (*Store)(nil)
@@ -94,6 +94,13 @@ func New(cfg Config) *Store {
 		byName:    map[string][]*series{},
 		targets:   map[string]*target{},
 	}
+}
+
+// Retain changes the retention, from the next sample of a series on.
+func (s *Store) Retain(retention time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retention = retention.Milliseconds()
 }
 
 // Append adds samples of any series. A sample that is not newer than its series' newest is dropped and counted.

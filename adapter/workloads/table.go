@@ -27,6 +27,7 @@ type Table struct {
 // Metric is one rule's answers.
 type Metric struct {
 	Rule    rules.Rule
+	idle    bool                // it was not evaluated, for nobody has asked for it
 	entries map[string][]*Entry // by namespace, sorted by workload
 }
 
@@ -55,13 +56,17 @@ type possible struct {
 	unknown []string // labels that any value could stand for
 }
 
-// NewTable makes a table of a view and the answers to each rule, which stand in the order of view.Workloads. model
+// NewTable makes a table of a view and the answers to each rule, which stand in the order of view.Workloads; a rule without was not
+// evaluated. model
 // says which GPU model a pod holds, if that is known; it is asked later, too, by any goroutine.
 func NewTable(at time.Time, view *View, list []rules.Rule, answers [][]rules.Answer, model func(rules.Pod) string) *Table {
 	t := &Table{At: at, view: view, metrics: map[string]*Metric{}}
 	for i, rule := range list {
-		m := &Metric{Rule: rule, entries: map[string][]*Entry{}}
+		m := &Metric{Rule: rule, idle: answers[i] == nil, entries: map[string][]*Entry{}}
 		for j := range view.Workloads {
+			if m.idle {
+				break
+			}
 			w := &view.Workloads[j]
 			m.entries[w.Namespace] = append(m.entries[w.Namespace], newEntry(w, rule.Per, answers[i][j], model))
 		}
@@ -158,6 +163,8 @@ var (
 	ErrUnknownMetric = errors.New("no such metric")
 	// ErrAmbiguous: it is not clear which workload is meant, and a selector would say it.
 	ErrAmbiguous = errors.New("which workload is meant is not clear")
+	// ErrIdle: nobody has asked for the metric for a while, so it was not measured.
+	ErrIdle = errors.New("not measured until somebody asks")
 	// ErrNothing: nothing in the namespace is meant.
 	ErrNothing = errors.New("nothing to measure")
 )
@@ -184,6 +191,9 @@ func (t *Table) Lookup(namespace, metric string, selector labels.Selector) ([]It
 	m := t.metrics[strings.ToLower(metric)]
 	if m == nil {
 		return nil, rules.Rule{}, fmt.Errorf("%w: %q; there are %s", ErrUnknownMetric, metric, strings.Join(t.names, ", "))
+	}
+	if m.idle {
+		return nil, m.Rule, fmt.Errorf("%w for %s; it is measured from now on: ask again in %s", ErrIdle, metric, m.Rule.Window)
 	}
 	entries := m.entries[namespace]
 	if selector == nil || selector.Empty() {

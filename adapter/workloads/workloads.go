@@ -91,6 +91,16 @@ func Build(hpas []HPA, sets []StatefulSet, pods []Pod, metrics []string) *View {
 	return v
 }
 
+// Asks says whether any HPA asks for the metric (lower case).
+func (v *View) Asks(metric string) bool {
+	for _, list := range v.hpas {
+		if slices.ContainsFunc(list, func(h HPA) bool { return slices.ContainsFunc(h.Asks, func(a Ask) bool { return a.Metric == metric }) }) {
+			return true
+		}
+	}
+	return false
+}
+
 // Asked says whether an HPA that scales the StatefulSet asks for the metric (lower case).
 func (v *View) Asked(namespace, workload, metric string) bool {
 	return slices.ContainsFunc(v.hpas[namespace], func(h HPA) bool {

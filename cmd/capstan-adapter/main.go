@@ -2,7 +2,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/capstan-gpu/capstan/adapter"
 	"github.com/capstan-gpu/capstan/rules"
+	"github.com/capstan-gpu/capstan/rules/document"
 )
 
 var version = "dev" // set by the linker
@@ -39,8 +39,11 @@ type hinted struct {
 func (h hinted) Error() string { return h.err.Error() }
 func (h hinted) Unwrap() error { return h.err }
 
-// run is main with its surroundings as arguments. It returns 0, 1 for trouble while running, or 2 for a wrong command line
-// or rule file.
+// found is an error about what a command was to look at: there is nothing wrong with the command line.
+type found struct{ hinted }
+
+// run is main with its surroundings as arguments. It returns 0, 1 for trouble while running or with what was to be looked at, or 2 for a
+// wrong command line or a rule file that cannot be served.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := command(stdout, stderr)
 	root.SetArgs(args)
@@ -51,6 +54,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	code, hint := 1, "the log says what came before; --log-level debug says more"
 	if h, ok := errors.AsType[hinted](err); ok {
 		code, hint = 2, h.hint
+	} else if f, ok := errors.AsType[found](err); ok {
+		hint = f.hint
 	}
 	fmt.Fprintf(stderr, "capstan-adapter: %s\nhint: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "), hint)
 	return code
@@ -120,6 +125,9 @@ workloads, has measured for a whole window, and no other product owns the APISer
 			if cfg.Rules, err = loadRules(ruleFile, cfg.Interval); err != nil {
 				return err
 			}
+			if ruleFile != "" {
+				cfg.Reload = func() ([]rules.Rule, error) { return loadRules(ruleFile, cfg.Interval) }
+			}
 			if err := cfg.Validate(); err != nil {
 				return hinted{err, "change the flag or the rule file"}
 			}
@@ -133,7 +141,7 @@ workloads, has measured for a whole window, and no other product owns the APISer
 	f := c.Flags()
 	f.IntVar(&cfg.Port, "secure-port", 6443, "port that serves HTTPS")
 	f.DurationVar(&cfg.Interval, "interval", 5*time.Second, "time between two rounds of collecting and evaluating; 15s above 500 nodes")
-	f.StringVar(&ruleFile, "rules", "", "rule file (default: the built-in rules)")
+	f.StringVar(&ruleFile, "rules", "", "rule file, taken anew when it changes (default: the built-in rules)")
 	f.StringVar(&cfg.ExporterNamespace, "exporter-namespace", "capstan-node", "namespace of the exporters")
 	f.StringVar(&cfg.ExporterService, "exporter-service", "capstan-exporter", "Service whose EndpointSlices name the exporters")
 	f.StringVar(&cfg.Namespace, "namespace", "capstan-system", "namespace of the adapter")
@@ -164,44 +172,11 @@ func loadRules(file string, interval time.Duration) ([]rules.Rule, error) {
 	if err != nil {
 		return nil, hinted{err, "--rules names a file; without it the built-in rules are used"}
 	}
-	list, err := rules.Parse(file, data)
-	if err != nil {
+	list, problems := rules.Check(file, data, interval)
+	if err := document.Refused(problems); err != nil {
 		return nil, hinted{err, "capstan-adapter rules check " + file + " checks it again"}
 	}
 	return list, nil
-}
-
-func rulesCommand(stdout io.Writer) *cobra.Command {
-	c := &cobra.Command{Use: "rules", Short: "Look at rule files", Args: cobra.NoArgs}
-	c.AddCommand(&cobra.Command{
-		Use:     "check FILE",
-		Short:   "Say whether a rule file is right, and which metrics it gives",
-		Example: "  capstan-adapter rules check rules.yaml",
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return hinted{errors.New("one FILE is needed"), "capstan-adapter rules check rules.yaml"}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, args []string) error {
-			data, err := os.ReadFile(args[0])
-			if err != nil {
-				return hinted{err, "name a file that can be read"}
-			}
-			list, err := rules.Parse(args[0], data)
-			if err != nil {
-				return hinted{err, "the line says what to change"}
-			}
-			if _, err := adapter.Families(list); err != nil {
-				return hinted{err, "the expression is PromQL"}
-			}
-			for _, r := range list {
-				fmt.Fprintf(stdout, "%s: %s; window %s, maxAge %s, %s %s, joinFor %s\n", r.Metric, r.Help, r.Window, r.MaxAge, cmp.Or(r.Missing, rules.Hold), r.HoldFor, r.JoinFor)
-			}
-			return nil
-		},
-	})
-	return c
 }
 
 func logger(w io.Writer, level, format string) (*slog.Logger, error) {

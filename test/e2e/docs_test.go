@@ -16,7 +16,7 @@ var shellBlock = regexp.MustCompile("(?s)\n```sh\n(.*?)```\n")
 // Every shell block of the pages in docs/ works, in order, as it stands there.
 func TestDocs(t *testing.T) {
 	s := begin(t)
-	for _, page := range []string{"try-without-gpu", "exporter", "install", "first-hpa"} {
+	for _, page := range []string{"try-without-gpu", "rules", "exporter", "install", "first-hpa"} {
 		t.Run(page, func(t *testing.T) {
 			text, err := os.ReadFile(cluster.Path("docs", page+".md"))
 			if err != nil {

@@ -25,9 +25,9 @@ type object = map[string]any
 // cluster is a kube-apiserver's answers to what the adapter asks, objects as large as real ones.
 type cluster struct {
 	*apitest.API
-	mu         sync.Mutex // protects the following fields
+	mu         sync.Mutex                // protects the following fields
 	secrets    map[string]*corev1.Secret // by name
-	serving    *tls.Config // of the exporters, once they have been asked
+	serving    *tls.Config               // of the exporters, once they have been asked
 	apiService object
 }
 
