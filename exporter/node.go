@@ -99,17 +99,18 @@ var (
 	familyPodMemoryTotal  = gauge(metricname.PodGPUMemoryTotal, "Memory of the pod's GPUs.", ofPod(metricname.Shared)...)
 	familyPodMemory       = gauge(metricname.PodGPUMemoryUsed, "Memory in use on the pod's GPUs.", ofPod(metricname.Shared)...)
 
-	familyLibraryUp     = gauge(metricname.LibraryUp, "1 = the NVML library answers.")
-	familySnapshot      = gauge(metricname.SnapshotTimestamp, "When the GPUs were read.")
-	familyDuration      = gauge(metricname.CollectionSeconds, "How long the newest round of a stage took.", metricname.Stage)
-	familyAge           = gauge(stageAge, "How long ago a stage last came to an end; grows while its driver, kubelet or trainers do not answer.", metricname.Stage)
-	familyMappingAge    = gauge(metricname.PodMappingAge, "Age of the kubelet's answer that allocations rest on; absent when there is none.")
-	familyMappingErrors = counter(metricname.PodMappingErrors, "Answers of the kubelet that could not be used.", metricname.Reason)
-	familyKubeletUp     = gauge(kubeletUp, "1 = this interface of the kubelet answers. Without pods there are no UIDs, and nothing per pod is exported.", labelAPI)
-	familyWithoutUID    = gauge(podsWithoutUID, "Pods that hold a device and have no certain UID; nothing is exported for them.")
-	familyUnknown       = gauge(unknownDevices, "Device ids in the hands of pods that are no GPU of this node's driver; nothing is exported for them.")
-	familyReads         = counter(metricname.StatsReads, "Reads of trainers' stats pages, by how they ended.", metricname.Result)
-	familyRefused       = counter(samplesRefused, "Single samples left out of good stats pages.", metricname.Reason)
+	familyLibraryUp        = gauge(metricname.LibraryUp, "1 = the NVML library answers.")
+	familySnapshot         = gauge(metricname.SnapshotTimestamp, "When the GPUs were read.")
+	familyDuration         = gauge(metricname.CollectionSeconds, "How long the newest round of a stage took.", metricname.Stage)
+	familyAge              = gauge(stageAge, "How long ago a stage last came to an end; grows while its driver, kubelet or trainers do not answer.", metricname.Stage)
+	familyMappingAge       = gauge(metricname.PodMappingAge, "Age of the kubelet's answer that allocations rest on; absent when there is none.")
+	familyMappingErrors    = counter(metricname.PodMappingErrors, "Answers of the kubelet that could not be used.", metricname.Reason)
+	familyKubeletUp        = gauge(kubeletUp, "1 = this interface of the kubelet answers. Without pods there are no UIDs, and nothing per pod is exported.", labelAPI)
+	familyWithoutUID       = gauge(podsWithoutUID, "Pods that hold a device and have no certain UID; nothing is exported for them.")
+	familyUnknown          = gauge(unknownDevices, "Device ids in the hands of pods that are no GPU of this node's driver; nothing is exported for them.")
+	familyTrainingObserved = counter(metricname.TrainingObserved, "Seconds between the first and the newest read of the stats page. Divide the rates of its counters by its.", ofPod()...)
+	familyReads            = counter(metricname.StatsReads, "Reads of trainers' stats pages, by how they ended.", metricname.Result)
+	familyRefused          = counter(samplesRefused, "Single samples left out of good stats pages.", metricname.Reason)
 )
 
 // trainingFamilies are the families of what stats pages may say, by the name on the page.
@@ -149,6 +150,7 @@ func (r *nodeRenderer) render(p page) {
 		p.pod(u)
 	}
 	for _, t := range s.Training.Pages {
+		p.add(familyTrainingObserved, t.At.Sub(t.First).Seconds(), t.Namespace, t.Pod, t.UID)
 		for _, sample := range t.Samples {
 			p.add(r.training[sample.Family.Name], sample.Value, append([]string{t.Namespace, t.Pod, t.UID}, sample.Labels...)...)
 		}

@@ -80,7 +80,7 @@ func node() *Snapshot {
 			Errors: map[string]uint64{podmap.ReasonAmbiguous: 1, podmap.ReasonUnreachable: 4}, Unbound: []string{"train/twice-0"}},
 		Training: trainer.Result{Reads: map[string]uint64{trainer.ReasonOK: 40, trainer.ReasonTimeout: 2}, Refused: map[string]uint64{trainer.ReasonLabels: 1}},
 	}
-	worker := trainer.Page{Namespace: "train", Pod: "mnist-training-worker-0", UID: "6f1c0000-0000-4000-8000-000000000000", At: noon}
+	worker := trainer.Page{Namespace: "train", Pod: "mnist-training-worker-0", UID: "6f1c0000-0000-4000-8000-000000000000", At: noon, First: noon.Add(-time.Minute)}
 	for _, f := range stats.Families() {
 		labels := make([]string, len(f.Labels))
 		for i := range labels {

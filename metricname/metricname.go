@@ -92,6 +92,10 @@ const (
 	TrainingGenerationAge = Training + "ring_generation_age_seconds"
 )
 
+// TrainingObserved is the twin of the counters on a trainer's page: seconds between the first and the newest read of it. A counter's rate
+// divided by its is the trainer's own, whatever reads are missing.
+const TrainingObserved = Training + "observed_seconds_total"
+
 // Labels.
 const (
 	UUID              = "uuid"

@@ -7,6 +7,7 @@
 package trainer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -50,6 +51,7 @@ type Sample struct {
 type Page struct {
 	Namespace, Pod, UID string
 	At                  time.Time // of the read, by our clock; the page's own timestamps mean nothing
+	First               time.Time // of the first read: the page's counters were followed from then to At
 	Samples             []Sample
 }
 
@@ -76,6 +78,7 @@ type Config struct {
 // state is what is remembered of one pod.
 type state struct {
 	page      *Page
+	first     time.Time // when a page of it was read first
 	reason    string // of the newest read
 	failures  int    // in a row
 	tried     time.Time
@@ -203,7 +206,8 @@ func (r *reader) read(ctx context.Context, t target) {
 	}
 	if reason == ReasonOK {
 		s.failures, s.notBefore = 0, time.Time{}
-		s.page = &Page{Namespace: t.namespace, Pod: t.pod, UID: t.uid, At: now, Samples: samples}
+		s.first = cmp.Or(s.first, now)
+		s.page = &Page{Namespace: t.namespace, Pod: t.pod, UID: t.uid, At: now, First: s.first, Samples: samples}
 	} else {
 		s.failures++
 		s.notBefore = breaker(now, now.Sub(began), s.failures, r.cfg.Interval)

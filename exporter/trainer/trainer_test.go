@@ -50,6 +50,16 @@ func TestAddressMovesOn(t *testing.T) {
 	if len(last.Pages) != 1 || last.Pages[0].UID != "the next one" {
 		t.Errorf("pages %v, reads %v", last.Pages, last.Reads)
 	}
+	// Its counters have been followed since the first read, also across one that fails.
+	first := last.Pages[0].At
+	targets := r.targets
+	r.targets = func([]Pod) ([]target, map[string]string) { return nil, map[string]string{"the next one": ReasonTarget} }
+	r.cycle(context.Background())
+	r.targets = targets
+	r.cycle(context.Background())
+	if len(last.Pages) != 1 || !last.Pages[0].First.Equal(first) || !last.Pages[0].At.After(first) {
+		t.Errorf("pages %+v, want one that is followed since %s", last.Pages, first)
+	}
 	// A pod that is gone takes its page with it.
 	r.targets = func([]Pod) ([]target, map[string]string) { return nil, nil }
 	r.cycle(context.Background())
