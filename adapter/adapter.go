@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,8 +36,12 @@ import (
 	"github.com/capstan-gpu/capstan/rules"
 )
 
-// APIService is the one that the adapter serves.
-const APIService = "v1beta1.external.metrics.k8s.io"
+// The APIServices that the adapter can serve. Which of them send requests to it is a matter of the manifests.
+const (
+	External    = "v1beta1.external.metrics.k8s.io"
+	CustomBeta1 = "v1beta1.custom.metrics.k8s.io"
+	CustomBeta2 = "v1beta2.custom.metrics.k8s.io"
+)
 
 // ScrapeName is in the certificate for those who may ask the exporters besides the adapter. The exporters' configuration names it, too.
 const ScrapeName = "capstan-scrape"
@@ -52,7 +57,8 @@ type Config struct {
 	Secret                             string // holds CA and certificate
 	// In the exporters' namespace: the certificate by which they are known, and one for others who may ask them, such as a Prometheus.
 	ExporterSecret, ScrapeSecret string
-	Pod                          string // the adapter's own; events are about it. "" = no events
+	APIServices                  []string // that are the adapter's, of External, CustomBeta1 and CustomBeta2: their caBundle is kept right
+	Pod                          string   // the adapter's own; events are about it. "" = no events
 	CAValidity, CertValidity     time.Duration
 
 	Port     int          // HTTPS
@@ -97,6 +103,14 @@ func (c Config) Validate() error {
 			wrong("%s is empty", f.name)
 		}
 	}
+	if len(c.APIServices) == 0 {
+		wrong("there is no APIService: without one, nobody asks")
+	}
+	for _, name := range c.APIServices {
+		if known := []string{External, CustomBeta1, CustomBeta2}; !slices.Contains(known, name) {
+			wrong("APIService %q: there are %s", name, strings.Join(known, ", "))
+		}
+	}
 	if c.CertValidity < 0 || c.CAValidity < 0 || c.CertValidity > 0 && c.CertValidity < time.Minute {
 		wrong("certificate validity is %s: it must be at least 1m", c.CertValidity)
 	}
@@ -132,7 +146,7 @@ func Run(ctx context.Context, cfg Config) error {
 
 	certs := tls.New(tls.Config{
 		Client: cfg.Client, Aggregator: cfg.Aggregator,
-		Namespace: cfg.Namespace, Secret: cfg.Secret, Service: cfg.Service, APIService: APIService, Pod: cfg.Pod,
+		Namespace: cfg.Namespace, Secret: cfg.Secret, Service: cfg.Service, APIServices: cfg.APIServices, Pod: cfg.Pod,
 		CAValidity: cfg.CAValidity, CertValidity: cfg.CertValidity, Logger: cfg.Logger,
 		Handed: []tls.Handed{
 			{Namespace: cfg.ExporterNamespace, Secret: cfg.ExporterSecret, Purpose: tls.Purpose{

@@ -56,7 +56,7 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	aggregator := fakeaggregator.NewClientset(&apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: APIService},
+		ObjectMeta: metav1.ObjectMeta{Name: External},
 		Spec:       apiregistrationv1.APIServiceSpec{Service: &apiregistrationv1.ServiceReference{Namespace: "capstan-system", Name: "capstan-adapter"}},
 	})
 	quick := rule()
@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	cfg := Config{
 		Rules: []rules.Rule{quick}, Interval: time.Second,
 		ExporterNamespace: "capstan-node", ExporterService: "capstan-exporter",
-		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls", ExporterSecret: "capstan-exporter-tls", ScrapeSecret: "capstan-scrape-tls",
+		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls", ExporterSecret: "capstan-exporter-tls", ScrapeSecret: "capstan-scrape-tls", APIServices: []string{External},
 		Listener: listener, Kubeconfig: kube.Kubeconfig, Client: fake.NewClientset(objects(t, exporter.URL)...), Aggregator: aggregator,
 		Logger: slog.New(slog.NewTextHandler(&log, nil)), Version: "test",
 	}
@@ -82,7 +82,7 @@ func TestRun(t *testing.T) {
 	// The aggregator trusts what the APIService says, and nothing else.
 	pool := x509.NewCertPool()
 	wait(t, &log, "caBundle", func() bool {
-		s, err := aggregator.ApiregistrationV1().APIServices().Get(ctx, APIService, metav1.GetOptions{})
+		s, err := aggregator.ApiregistrationV1().APIServices().Get(ctx, External, metav1.GetOptions{})
 		return err == nil && pool.AppendCertsFromPEM(s.Spec.CABundle)
 	})
 	client := &http.Client{Transport: &http.Transport{

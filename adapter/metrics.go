@@ -55,12 +55,15 @@ func registerRest(cfg Config, l *loop, certs *tls.Manager) {
 			}
 			return 0
 		})
-		gauge("capstan_adapter_apiservice_foreign", "1 = another product owns the APIService, so that nobody asks this adapter.", func() float64 {
-			if certs.Foreign() != nil {
-				return 1
-			}
-			return 0
-		})
+		for _, name := range cfg.APIServices {
+			r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "capstan_adapter_apiservice_foreign", Help: "1 = another product owns the APIService, so that nobody asks this adapter by it.",
+				ConstLabels: prometheus.Labels{"apiservice": name}}, func() float64 {
+				if certs.ForeignOne(name) != nil {
+					return 1
+				}
+				return 0
+			}))
+		}
 	}
 	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "capstan_adapter_build_info", Help: "1; the version in a label.",
 		ConstLabels: prometheus.Labels{"version": cfg.Version}}, func() float64 { return 1 }))

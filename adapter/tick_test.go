@@ -552,7 +552,7 @@ func TestFamilies(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	good := Config{Rules: []rules.Rule{rule()}, Interval: 5 * time.Second, ExporterNamespace: "capstan-node", ExporterService: "capstan-exporter",
-		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls", ExporterSecret: "capstan-exporter-tls", ScrapeSecret: "capstan-scrape-tls"}
+		Namespace: "capstan-system", Service: "capstan-adapter", Secret: "capstan-adapter-tls", ExporterSecret: "capstan-exporter-tls", ScrapeSecret: "capstan-scrape-tls", APIServices: []string{External}}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -569,6 +569,8 @@ func TestValidate(t *testing.T) {
 	f(func(c *Config) { c.Interval = 12 * time.Second }, "window 30s is less than three intervals")
 	f(func(c *Config) { c.Rules = nil }, "there is no rule")
 	f(func(c *Config) { c.Namespace = "" }, "namespace is empty")
+	f(func(c *Config) { c.APIServices = nil }, "no APIService")
+	f(func(c *Config) { c.APIServices = []string{"v1.custom.metrics.k8s.io"} }, "v1beta2.custom.metrics.k8s.io")
 	f(func(c *Config) { c.CertValidity = time.Second }, "at least 1m")
 	f(func(c *Config) { c.CAValidity = time.Hour }, "less than three times")
 }

@@ -491,8 +491,9 @@ func TestComponents(t *testing.T) {
 		"dcgm-names": func(p corev1.PodSpec) bool { return slices.Contains(container(p).Args, "--compat=dcgm") },
 	}
 	folders, err := os.ReadDir("components")
-	if err != nil || len(folders) != len(components) {
-		t.Fatalf("%d components, %v; %d are tested", len(folders), err, len(components))
+	const ofTheAdapter = 2 // TestAPIs
+	if err != nil || len(folders) != len(components)+ofTheAdapter {
+		t.Fatalf("%d components, %v; %d are tested", len(folders), err, len(components)+ofTheAdapter)
 	}
 	for name, does := range components {
 		overlay := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../base]\ncomponents: [../components/" + name + "]\n"
@@ -535,6 +536,45 @@ func TestCertificates(t *testing.T) {
 	}
 	if want := []string{"capstan-adapter-tls", "capstan-exporter-tls", "capstan-scrape-tls"}; !slices.Equal(named, want) {
 		t.Errorf("the adapter may read and write the Secrets %q, want %q", named, want)
+	}
+}
+
+// The components that change which APIs are the adapter's: the APIServices, what the adapter is told, and what it may patch, are the same.
+func TestAPIs(t *testing.T) {
+	for component, want := range map[string][]string{
+		"":                     {adapter.External},
+		"custom-metrics":       {adapter.CustomBeta1, adapter.External, adapter.CustomBeta2},
+		"without-external-api": {adapter.CustomBeta1, adapter.CustomBeta2},
+	} {
+		overlay := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../base]\n"
+		if component != "" {
+			overlay += "components: [../components/" + component + "]\n"
+		}
+		objects := decode(t, with(t, "mine/kustomization.yaml", overlay, "mine"))
+		var there, told, allowed []string
+		for _, s := range only[*apiregistrationv1.APIService](objects) {
+			there = append(there, s.Name)
+		}
+		told = []string{adapter.External} // the flag's default
+		for _, a := range pods(objects)["capstan-adapter"].Spec.Containers[0].Args {
+			if list, ok := strings.CutPrefix(a, "--apiservices="); ok {
+				told = strings.Split(list, ",")
+			}
+		}
+		for _, r := range only[*rbacv1.ClusterRole](objects) {
+			for _, rule := range r.Rules {
+				if slices.Contains(rule.Resources, "apiservices") {
+					allowed = append(allowed, rule.ResourceNames...)
+				}
+			}
+		}
+		for what, got := range map[string][]string{"APIServices": there, "the adapter's flag": told, "what it may patch": allowed} {
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("component %q: %s: %q, want %q", component, what, got, want)
+			}
+		}
 	}
 }
 

@@ -52,6 +52,10 @@ type Answer struct {
 	Items []Item   // sorted by pod name, in the order of ordinals
 	Err   error    // wraps one of ErrEnded, ErrNoPods, ErrNoneReady, ErrMissing, ErrCollecting, ErrNotStepping
 	Notes []string // for people: who is not counted, and why a value stands
+
+	// Fresh are the members' values of now, of PerPod, for who treats missing ones himself, as the HPA does for a metric of type Pods. Nil
+	// where the job has ended or its ring does not step.
+	Fresh []Item
 }
 
 // Why there is no answer.
@@ -109,11 +113,12 @@ func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.
 	}
 
 	items := make([]Item, 0, len(admitted))
+	var fresh []Item
 	var missing, joining []string
 	for _, p := range admitted {
-		item, age, fresh := r.item(w, p, readings[p.UID], now)
-		if fresh {
-			items = append(items, item)
+		item, age, ok := r.item(w, p, readings[p.UID], now)
+		if ok {
+			items, fresh = append(items, item), append(fresh, item)
 			continue
 		}
 		last, held := m.held(r, p.UID, now)
@@ -136,7 +141,7 @@ func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.
 
 	switch {
 	case len(missing) > 0 && (stable || m.last == nil):
-		return Answer{Err: fmt.Errorf("%w: %s", ErrMissing, strings.Join(missing, "; ")), Notes: notes}, m
+		return Answer{Err: fmt.Errorf("%w: %s", ErrMissing, strings.Join(missing, "; ")), Notes: notes, Fresh: fresh}, m
 	case len(missing) > 0 || len(joining) > 0 || !stable:
 		why := fmt.Errorf("%w: %d of %d workers of %s have reported", ErrCollecting, len(items), len(admitted), w.Name)
 		switch {
@@ -147,10 +152,15 @@ func Decide(r Rule, w Workload, readings map[string]Reading, m Memory, now time.
 		case !stable:
 			why = fmt.Errorf("%w, who have been the members for %s; a vector needs %s", why, ago(now.Sub(m.since)), r.Window)
 		}
-		return m.stand(r, notes, why, now), m
+		a := m.stand(r, notes, why, now)
+		a.Fresh = fresh
+		return a, m
 	}
 	m.last = items
-	return Answer{Items: items, Notes: notes}, m
+	if len(fresh) == len(items) {
+		fresh = items // the same, once in memory
+	}
+	return Answer{Items: items, Notes: notes, Fresh: fresh}, m
 }
 
 // admit picks the members, in the order of their ordinals, and says of everybody else why not.

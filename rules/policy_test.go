@@ -374,6 +374,11 @@ func TestNeverPartialNeverGarbage(t *testing.T) {
 				t.Fatal(err)
 			}
 			a := p.tick(time.Duration(rapid.IntRange(1, 8).Draw(t, "seconds")) * time.Second)
+			for _, item := range a.Fresh {
+				if item.Held || p.now.Sub(item.At) > p.rule.MaxAge || !(item.Value >= 0 && item.Value <= 100) {
+					t.Fatalf("%+v is among the fresh values at %s", item, p.now)
+				}
+			}
 			if (a.Err == nil) == (len(a.Items) == 0) {
 				t.Fatalf("%d items and the error %v: it must be one of both", len(a.Items), a.Err)
 			}

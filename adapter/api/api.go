@@ -1,6 +1,6 @@
-// Package api serves external.metrics.k8s.io/v1beta1 to the API server's aggregation layer.
+// Package api serves external.metrics.k8s.io/v1beta1 and custom.metrics.k8s.io/v1beta1 and v1beta2 to the API server's aggregation layer.
 //
-// It does no work for a request: [Provider] looks up what the newest tick found. Who asks is known from the front proxy's
+// It does no work for a request: [Provider] looks up what the newest tick found. The custom metrics are the same values, by pod. Who asks is known from the front proxy's
 // certificate or a token, whether they may from a SubjectAccessReview; a request without either is refused, whatever
 // names its headers carry. No answer carries Retry-After.
 //
@@ -35,12 +35,13 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/component-base/metrics/legacyregistry"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
+	"k8s.io/metrics/pkg/apis/custom_metrics"
 	"k8s.io/metrics/pkg/apis/external_metrics"
 	"sigs.k8s.io/custom-metrics-apiserver/pkg/apiserver"
 	metricsapi "sigs.k8s.io/custom-metrics-apiserver/pkg/apiserver/metrics"
 	generatedcore "sigs.k8s.io/custom-metrics-apiserver/pkg/generated/openapi/core"
+	generatedcustom "sigs.k8s.io/custom-metrics-apiserver/pkg/generated/openapi/custommetrics"
 	generatedexternal "sigs.k8s.io/custom-metrics-apiserver/pkg/generated/openapi/externalmetrics"
-	"sigs.k8s.io/custom-metrics-apiserver/pkg/provider"
 )
 
 // Check is a health check: a name for the path, such as /readyz/NAME, and what is wrong.
@@ -94,9 +95,10 @@ func New(cfg Config) (*Server, error) {
 	definitions := func(ref openapicommon.ReferenceCallback) map[string]openapicommon.OpenAPIDefinition {
 		all := generatedcore.GetOpenAPIDefinitions(ref)
 		maps.Copy(all, generatedexternal.GetOpenAPIDefinitions(ref))
-		// Pods and all the rest of core/v1 are no part of this API, and would stay in memory.
+		maps.Copy(all, generatedcustom.GetOpenAPIDefinitions(ref))
+		// Pods and all the rest of core/v1 are no part of this API, and would stay in memory; but for what a custom metric describes.
 		maps.DeleteFunc(all, func(name string, _ openapicommon.OpenAPIDefinition) bool {
-			return strings.HasPrefix(name, "io.k8s.api.core.")
+			return strings.HasPrefix(name, "io.k8s.api.core.") && name != "io.k8s.api.core.v1.ObjectReference"
 		})
 		return all
 	}
@@ -128,7 +130,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("authorization: %w", err)
 	}
 
-	server, err := (&apiserver.Config{GenericConfig: config}).Complete(nil).New("capstan-adapter", nil, cfg.Provider)
+	server, err := (&apiserver.Config{GenericConfig: config}).Complete(nil).New("capstan-adapter", podProvider{cfg.Provider}, cfg.Provider)
 	if err != nil {
 		return nil, err
 	}
@@ -164,18 +166,28 @@ func (s *Server) Run(ctx context.Context) error {
 
 // Announce puts the metrics that there are now into the aggregated discovery document; the unaggregated one is made for each request.
 func (s *Server) Announce() {
-	s.generic.AggregatedDiscoveryGroupManager.AddGroupVersion(external_metrics.GroupName, discovery(s.provider.ListAllExternalMetrics()))
+	var external, custom []string
+	for _, m := range s.provider.ListAllExternalMetrics() {
+		external = append(external, m.Metric)
+	}
+	for _, m := range (podProvider{s.provider}).ListAllMetrics() {
+		custom = append(custom, m.GroupResource.String()+"/"+m.Metric)
+	}
+	document := s.generic.AggregatedDiscoveryGroupManager
+	document.AddGroupVersion(external_metrics.GroupName, discovery(external_metrics.GroupName, "v1beta1", "ExternalMetricValueList", external))
+	for _, version := range []string{"v1beta1", "v1beta2"} {
+		document.AddGroupVersion(custom_metrics.GroupName, discovery(custom_metrics.GroupName, version, "MetricValueList", custom))
+	}
 }
 
-// discovery is the group's entry in the aggregated discovery document. The verb is what the library says in the
-// unaggregated one: tools that list all there is by verb "list" would otherwise try to.
-func discovery(metrics []provider.ExternalMetricInfo) apidiscoveryv2.APIVersionDiscovery {
-	const version = "v1beta1"
+// discovery is a version's entry in the aggregated discovery document. The verb is what the library says in the unaggregated one: tools
+// that list all there is by verb "list" would otherwise try to.
+func discovery(group, version, kind string, resources []string) apidiscoveryv2.APIVersionDiscovery {
 	out := apidiscoveryv2.APIVersionDiscovery{Version: version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
-	for _, m := range metrics {
+	for _, resource := range resources {
 		out.Resources = append(out.Resources, apidiscoveryv2.APIResourceDiscovery{
-			Resource:     m.Metric,
-			ResponseKind: &metav1.GroupVersionKind{Group: external_metrics.GroupName, Version: version, Kind: "ExternalMetricValueList"},
+			Resource:     resource,
+			ResponseKind: &metav1.GroupVersionKind{Group: group, Version: version, Kind: kind},
 			Scope:        apidiscoveryv2.ScopeNamespace,
 			Verbs:        []string{"get"},
 		})

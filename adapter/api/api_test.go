@@ -33,16 +33,23 @@ func table() *workloads.Table {
 	view := workloads.Build(
 		[]workloads.HPA{{Namespace: "a", Name: "hpa", TargetKind: "StatefulSet", TargetName: "job", Asks: []workloads.Ask{{Metric: "gpu_utilization"}}}},
 		[]workloads.StatefulSet{{Namespace: "a", Name: "job", UID: "j", GPUs: 1}, {Namespace: "a", Name: "sick", UID: "s", GPUs: 1}, {Namespace: "b", Name: "secret", UID: "b", GPUs: 1}},
-		nil, []string{"gpu_utilization"})
+		[]workloads.Pod{podOf("a", "j", "job-0", "0"), podOf("a", "j", "job-1", "1"), podOf("a", "s", "sick-0", "2"), podOf("a", "s", "sick-1", "3"), podOf("b", "b", "secret-0", "4")},
+		[]string{"gpu_utilization"})
+	fresh := rules.Item{Pod: "job-0", PodUID: "0", Workload: "job", Node: "n/1", Value: 94.9996, At: at, Labels: map[string]string{"gpu_model": "NVIDIA H200"}}
 	answers := [][]rules.Answer{{
 		{Items: []rules.Item{
-			{Pod: "job-0", PodUID: "0", Workload: "job", Node: "n/1", Value: 94.9996, At: at, Labels: map[string]string{"gpu_model": "NVIDIA H200"}},
+			fresh,
 			{Pod: "job-1", PodUID: "1", Workload: "job", Node: "n/2", Value: 0, At: at, Held: true},
-		}},
-		{Err: errors.New("pod sick-0 is missing for 62s")},
-		{Items: []rules.Item{{Pod: "secret-0", Workload: "secret", Value: 1, At: at}}},
+		}, Fresh: []rules.Item{fresh}},
+		{Err: errors.New("pod sick-0 is missing for 62s"), Fresh: []rules.Item{{Pod: "sick-1", PodUID: "3", Workload: "sick", Value: 12, At: at}}},
+		{Items: []rules.Item{{Pod: "secret-0", PodUID: "4", Workload: "secret", Value: 1, At: at}}, Fresh: []rules.Item{{Pod: "secret-0", PodUID: "4", Workload: "secret", Value: 1, At: at}}},
 	}}
 	return workloads.NewTable(time.Now(), view, list, answers, func(rules.Pod) string { return "" })
+}
+
+func podOf(namespace, owner, name, uid string) workloads.Pod {
+	app, _, _ := strings.Cut(name, "-")
+	return workloads.Pod{Namespace: namespace, Owner: owner, Labels: workloads.LabelsOf(map[string]string{"app": app, "team": "x"}), Pod: rules.Pod{UID: uid, Name: name, GPUs: 1}}
 }
 
 // source is what a loop of ticks is to the provider.
@@ -57,7 +64,7 @@ func (s source) Ask(string)              {}
 
 func start(t *testing.T, current func() *workloads.Table) (*apitest.API, string, *x509.CertPool) {
 	kube, err := apitest.Start(t.TempDir(), func(r apitest.Review) bool {
-		return r.User == "alice" && r.Namespace == "a" && r.Verb == "list" || r.User == "prometheus" && r.Path == "/metrics" ||
+		return r.User == "alice" && r.Namespace == "a" && (r.Verb == "list" || r.Verb == "get") || r.User == "prometheus" && r.Path == "/metrics" ||
 			r.User == "alice" && strings.HasPrefix(r.Path, "/apis")
 	})
 	if err != nil {
@@ -221,6 +228,24 @@ func TestServer(t *testing.T) {
 	f("all namespaces", "/apis/external.metrics.k8s.io/v1beta1/gpu_utilization", 403, "")
 	f("the group", "/apis/external.metrics.k8s.io/v1beta1", 200, `"name":"gpu_utilization"`)
 
+	// The same values by pod, as an HPA with a metric of type Pods asks: with the labels of its target's pods. Missing ones are left out.
+	for _, version := range []string{"v1beta1", "v1beta2"} {
+		pods := func(which, selector string) string {
+			return "/apis/custom.metrics.k8s.io/" + version + "/namespaces/a/pods/" + which + "/gpu_utilization?labelSelector=" + url.QueryEscape(selector)
+		}
+		f("pods of a workload, "+version, pods("*", "app=job"), 200, `"name":"job-0"`)
+		f("of one in error, "+version, pods("*", "app=sick"), 200, `"name":"sick-1"`)
+		f("of both, "+version, pods("*", "team=x,app in (job,sick)"), 200, `"value":"12"`)
+		f("nobody, "+version, pods("*", "app=gone"), 404, "selects no pod")
+		f("only missing ones, "+version, pods("*", "apps.kubernetes.io/pod-index=1,app=job"), 503, "job-1")
+		f("one by name, "+version, pods("job-0", ""), 200, `"value":"95"`)
+		f("one without a value, "+version, pods("sick-0", ""), 503, "pod sick-0 is missing for 62s")
+		f("one of another namespace, "+version, pods("other-0", ""), 404, "")
+		f("an unknown metric, "+version, strings.Replace(pods("*", ""), "gpu_utilization", "busy", 1), 404, "there are gpu_utilization")
+		f("other objects, "+version, strings.Replace(pods("*", ""), "/pods/", "/jobs.batch/", 1), 404, "metrics of pods of a namespace only, not of jobs.batch")
+		f("the group, "+version, "/apis/custom.metrics.k8s.io/"+version, 200, `"name":"pods/gpu_utilization"`)
+	}
+
 	t.Run("who asks", func(t *testing.T) {
 		f := func(a asker, want int) {
 			t.Helper()
@@ -236,7 +261,7 @@ func TestServer(t *testing.T) {
 	})
 	t.Run("aggregated discovery", func(t *testing.T) {
 		code, body, _ := proxied.get(t, "/apis", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
-		if code != 200 || !strings.Contains(body, `"resource":"gpu_utilization"`) || !strings.Contains(body, `"freshness":"Current"`) {
+		if code != 200 || !strings.Contains(body, `"resource":"gpu_utilization"`) || strings.Count(body, `"resource":"pods/gpu_utilization"`) != 2 || !strings.Contains(body, `"freshness":"Current"`) {
 			t.Errorf("%d %s", code, body)
 		}
 	})

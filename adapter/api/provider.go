@@ -55,7 +55,29 @@ func (p *Provider) ListAllExternalMetrics() []provider.ExternalMetricInfo {
 // GetExternalMetric gives at least one item, or an error that is a Status without Retry-After: client-go would sleep on
 // that inside the HPA's worker.
 func (p *Provider) GetExternalMetric(_ context.Context, namespace string, selector labels.Selector, info provider.ExternalMetricInfo) (*external_metrics.ExternalMetricValueList, error) {
-	p.source.Ask(strings.ToLower(info.Metric))
+	table, err := p.newest(info.Metric)
+	if err != nil {
+		return nil, err
+	}
+	items, rule, err := table.Lookup(namespace, info.Metric, selector)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	list := &external_metrics.ExternalMetricValueList{Items: make([]external_metrics.ExternalMetricValue, len(items))}
+	name, window := strings.ToLower(rule.Metric), windowOf(rule)
+	for i, it := range items {
+		value, err := quantity(it)
+		if err != nil {
+			return nil, err
+		}
+		list.Items[i] = external_metrics.ExternalMetricValue{MetricName: name, MetricLabels: it.Labels, Timestamp: taken(it, table), WindowSeconds: &window, Value: *value}
+	}
+	return list, nil
+}
+
+// newest is the table to answer from. That somebody asks is noted first.
+func (p *Provider) newest(metric string) (*workloads.Table, error) {
+	p.source.Ask(strings.ToLower(metric))
 	table := p.source.Table()
 	if table == nil {
 		return nil, unavailable("no measurement yet: this adapter has just started")
@@ -63,39 +85,39 @@ func (p *Provider) GetExternalMetric(_ context.Context, namespace string, select
 	if age := p.now().Sub(table.At); age > p.maxAge {
 		return nil, unavailable(fmt.Sprintf("the newest measurement is %s old: this adapter does not keep up", age.Round(time.Second)))
 	}
-	items, rule, err := table.Lookup(namespace, info.Metric, selector)
-	switch {
-	case errors.Is(err, workloads.ErrUnknownMetric):
-		return nil, status(http.StatusNotFound, metav1.StatusReasonNotFound, err.Error())
-	case errors.Is(err, workloads.ErrNothing):
-		return nil, status(http.StatusNotFound, metav1.StatusReasonNotFound, err.Error())
-	case errors.Is(err, workloads.ErrAmbiguous):
-		return nil, status(http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
-	case err != nil:
-		return nil, unavailable(err.Error())
-	}
+	return table, nil
+}
 
-	list := &external_metrics.ExternalMetricValueList{Items: make([]external_metrics.ExternalMetricValue, len(items))}
-	name := strings.ToLower(rule.Metric)
-	window := int64(math.Ceil(rule.Window.Seconds()))
-	for i, it := range items {
-		milli := math.Round(it.Value * 1000)
-		// The policy lets no such value pass; a quantity made of one would be a wrong number instead of an error.
-		if !(milli >= 0 && milli < 1<<53) {
-			return nil, unavailable(fmt.Sprintf("the value of %s is %g", labels.Set(it.Labels), it.Value))
-		}
-		list.Items[i] = external_metrics.ExternalMetricValue{
-			MetricName:    name,
-			MetricLabels:  it.Labels,
-			Timestamp:     metav1.NewTime(it.At),
-			WindowSeconds: &window,
-			Value:         *resource.NewMilliQuantity(int64(milli), resource.DecimalSI),
-		}
-		if it.At.IsZero() {
-			list.Items[i].Timestamp = metav1.NewTime(table.At) // the library measures the age of each
-		}
+// statusOf says by a code who can do something about an error: whoever asks, or nobody but time.
+func statusOf(err error) error {
+	switch {
+	case errors.Is(err, workloads.ErrUnknownMetric), errors.Is(err, workloads.ErrNothing):
+		return status(http.StatusNotFound, metav1.StatusReasonNotFound, err.Error())
+	case errors.Is(err, workloads.ErrAmbiguous):
+		return status(http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
 	}
-	return list, nil
+	return unavailable(err.Error())
+}
+
+// windowOf is a rule's window in whole seconds.
+func windowOf(rule rules.Rule) int64 { return int64(math.Ceil(rule.Window.Seconds())) }
+
+// taken is when a value was. The library measures the age of each.
+func taken(it workloads.Item, table *workloads.Table) metav1.Time {
+	if it.At.IsZero() {
+		return metav1.NewTime(table.At)
+	}
+	return metav1.NewTime(it.At)
+}
+
+// quantity is a value in thousandths. The policy lets no value pass that is none; a quantity made of one would be a wrong number instead
+// of an error.
+func quantity(it workloads.Item) (*resource.Quantity, error) {
+	milli := math.Round(it.Value * 1000)
+	if !(milli >= 0 && milli < 1<<53) {
+		return nil, unavailable(fmt.Sprintf("the value of %s is %g", labels.Set(it.Labels), it.Value))
+	}
+	return resource.NewMilliQuantity(int64(milli), resource.DecimalSI), nil
 }
 
 func unavailable(text string) error {

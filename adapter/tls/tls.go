@@ -40,13 +40,13 @@ const FieldManager = "capstan-adapter"
 
 // Config of a Manager.
 type Config struct {
-	Client     kubernetes.Interface // required
-	Aggregator aggregator.Interface // required
-	Namespace  string               // of the Secret and the Service; required
-	Secret     string               // required
-	Service    string               // required
-	APIService string               // required, such as v1beta1.external.metrics.k8s.io
-	Pod        string               // whom events are about; "" = no events
+	Client      kubernetes.Interface // required
+	Aggregator  aggregator.Interface // required
+	Namespace   string               // of the Secret and the Service; required
+	Secret      string               // required
+	Service     string               // required
+	APIServices []string             // at least one, such as v1beta1.external.metrics.k8s.io
+	Pod         string               // whom events are about; "" = no events
 
 	Handed []Handed // certificates for others
 
@@ -73,9 +73,9 @@ type Manager struct {
 
 	current atomic.Pointer[credentials] // nil before there is a certificate
 
-	mu        sync.Mutex // protects all following fields
-	foreign   error
-	said      string // newest trouble that was logged
+	mu        sync.Mutex       // protects all following fields
+	foreign   map[string]error // by APIService
+	said      string           // newest trouble that was logged
 	listeners []dynamiccertificates.Listener
 }
 
@@ -101,6 +101,7 @@ func New(cfg Config) *Manager {
 		serving: Purpose{Names(cfg.Service, cfg.Namespace), []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 		log:     cfg.Logger.With("component", "tls"),
 		ready:   make(chan struct{}),
+		foreign: map[string]error{},
 	}
 	m.cfg.Interval = cmp.Or(m.cfg.Interval, min(10*time.Second, m.policy.Overlap/4))
 	return m
@@ -123,11 +124,25 @@ func (m *Manager) Expiry() time.Time {
 	return time.Time{}
 }
 
-// Foreign is not nil while the APIService belongs to another Service; its text says whose.
+// Foreign is not nil while every APIService belongs to another Service, so that nobody asks this one; its text says whose they are.
 func (m *Manager) Foreign() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.foreign
+	var all []error
+	for _, name := range m.cfg.APIServices {
+		if m.foreign[name] == nil {
+			return nil
+		}
+		all = append(all, m.foreign[name])
+	}
+	return errors.Join(all...)
+}
+
+// ForeignOne is not nil while this APIService belongs to another Service.
+func (m *Manager) ForeignOne(name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.foreign[name]
 }
 
 // Name is for the library's log.
@@ -197,7 +212,11 @@ func (m *Manager) Sync(ctx context.Context, now time.Time) error {
 	if err := m.serve(material); err != nil {
 		return err
 	}
-	return errors.Join(givenErr, m.hand(ctx, material, given, now), m.syncAPIService(ctx, material.Bundle()))
+	errs := []error{givenErr, m.hand(ctx, material, given, now)}
+	for _, name := range m.cfg.APIServices {
+		errs = append(errs, m.syncAPIService(ctx, name, material.Bundle()))
+	}
+	return errors.Join(errs...)
 }
 
 // given reads the Secrets that were handed out, in the order of the configuration; nil = it is not there.
@@ -365,33 +384,33 @@ func Patch(current *apiregistrationv1.APIService, namespace, service string, bun
 	})
 }
 
-func (m *Manager) syncAPIService(ctx context.Context, bundle []byte) error {
+func (m *Manager) syncAPIService(ctx context.Context, name string, bundle []byte) error {
 	services := m.cfg.Aggregator.ApiregistrationV1().APIServices()
-	current, err := services.Get(ctx, m.cfg.APIService, metav1.GetOptions{})
+	current, err := services.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("read APIService %s: %w", m.cfg.APIService, err)
+		return fmt.Errorf("read APIService %s: %w", name, err)
 	}
 	patch, err := Patch(current, m.cfg.Namespace, m.cfg.Service, bundle)
-	if m.setForeign(err) && err != nil {
+	if m.setForeign(name, err) && err != nil {
 		m.event(ctx, "ForeignAPIService", err.Error())
 	}
 	if err != nil || patch == nil {
 		return err
 	}
-	if _, err := services.Patch(ctx, m.cfg.APIService, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager}); err != nil {
-		return fmt.Errorf("fill in caBundle of APIService %s: %w", m.cfg.APIService, err)
+	if _, err := services.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager}); err != nil {
+		return fmt.Errorf("fill in caBundle of APIService %s: %w", name, err)
 	}
-	m.log.Info("caBundle filled in", "apiservice", m.cfg.APIService)
+	m.log.Info("caBundle filled in", "apiservice", name)
 	return nil
 }
 
 // setForeign remembers whose the APIService is, and says whether that changed.
-func (m *Manager) setForeign(err error) bool {
+func (m *Manager) setForeign(name string, err error) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	changed := (m.foreign == nil) != (err == nil) || err != nil && m.foreign.Error() != err.Error()
-	m.foreign = err
-	return changed
+	was := m.foreign[name]
+	m.foreign[name] = err
+	return (was == nil) != (err == nil) || err != nil && was.Error() != err.Error()
 }
 
 // event tells those who look at the pod. An event that cannot be written is only logged.

@@ -274,7 +274,7 @@ type rig struct {
 
 func (r *rig) manager() *Manager {
 	return New(Config{Client: r.client, Aggregator: r.aggregator, Namespace: "capstan-system", Secret: "capstan-adapter-tls", Service: "capstan-adapter",
-		APIService: apiService, Pod: "capstan-adapter-1", Handed: []Handed{{"capstan-node", "capstan-exporter-tls", exporters}}, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+		APIServices: []string{apiService}, Pod: "capstan-adapter-1", Handed: []Handed{{"capstan-node", "capstan-exporter-tls", exporters}}, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
 }
 
 func (r *rig) bundle(t *testing.T) []byte {

@@ -37,6 +37,8 @@ type Entry struct {
 	Items    []rules.Item // as the policy gave them
 	Err      error        // why there are none; with the workload's name
 
+	fresh    []rules.Item // the values of now, whole or not
+	labels   []Labels     // of the workload's pods
 	workload *rules.Workload
 	per      rules.Per
 	model    func(rules.Pod) string
@@ -68,7 +70,7 @@ func NewTable(at time.Time, view *View, list []rules.Rule, answers [][]rules.Ans
 				break
 			}
 			w := &view.Workloads[j]
-			m.entries[w.Namespace] = append(m.entries[w.Namespace], newEntry(w, rule.Per, answers[i][j], model))
+			m.entries[w.Namespace] = append(m.entries[w.Namespace], newEntry(w, view.labels[j], rule.Per, answers[i][j], model))
 		}
 		name := strings.ToLower(rule.Metric)
 		t.metrics[name] = m
@@ -78,8 +80,8 @@ func NewTable(at time.Time, view *View, list []rules.Rule, answers [][]rules.Ans
 	return t
 }
 
-func newEntry(w *rules.Workload, per rules.Per, a rules.Answer, model func(rules.Pod) string) *Entry {
-	e := &Entry{Workload: w.Name, Items: a.Items, workload: w, per: per, model: model}
+func newEntry(w *rules.Workload, of []Labels, per rules.Per, a rules.Answer, model func(rules.Pod) string) *Entry {
+	e := &Entry{Workload: w.Name, Items: a.Items, fresh: a.Fresh, labels: of, workload: w, per: per, model: model}
 	if a.Err != nil || len(a.Items) == 0 {
 		e.Items, e.Err = nil, fmt.Errorf("StatefulSet %s: %w", w.Name, cmp.Or(a.Err, rules.ErrNoPods))
 	}
@@ -193,7 +195,7 @@ func (t *Table) Lookup(namespace, metric string, selector labels.Selector) ([]It
 		return nil, rules.Rule{}, fmt.Errorf("%w: %q; there are %s", ErrUnknownMetric, metric, strings.Join(t.names, ", "))
 	}
 	if m.idle {
-		return nil, m.Rule, fmt.Errorf("%w for %s; it is measured from now on: ask again in %s", ErrIdle, metric, m.Rule.Window)
+		return nil, m.Rule, m.idleError(metric)
 	}
 	entries := m.entries[namespace]
 	if selector == nil || selector.Empty() {
@@ -235,6 +237,66 @@ func (t *Table) Lookup(namespace, metric string, selector labels.Selector) ([]It
 		return nil, m.Rule, fmt.Errorf("%w: the selector %s selects no worker; %s", ErrNothing, selector, there(entries))
 	}
 	return items, m.Rule, nil
+}
+
+// Pods gives the values of now of the pods that a selector of pods' own labels selects, of any workload, in the order of workloads and
+// ordinals, and the metric's rule. A pod whose value is missing is not among them: who asks so (the HPA, for a metric of type Pods) treats
+// missing ones himself. At least one, or an error.
+func (t *Table) Pods(namespace, metric string, pods, items labels.Selector) ([]PodItem, rules.Rule, error) {
+	m := t.metrics[strings.ToLower(metric)]
+	switch {
+	case m == nil:
+		return nil, rules.Rule{}, fmt.Errorf("%w: %q; there are %s", ErrUnknownMetric, metric, strings.Join(t.names, ", "))
+	case m.Rule.Per != rules.PerPod:
+		return nil, m.Rule, fmt.Errorf("%w: %s is one value for a workload, not one for each pod: ask for it as an external metric", ErrUnknownMetric, metric)
+	case m.idle:
+		return nil, m.Rule, m.idleError(metric)
+	}
+	var out []PodItem
+	var selected []string
+	var why error
+	for _, e := range m.entries[namespace] {
+		meant := 0
+		fresh := map[string]*rules.Item{} // by pod UID
+		for i := range e.fresh {
+			fresh[e.fresh[i].PodUID] = &e.fresh[i]
+		}
+		for i, p := range e.workload.Pods {
+			if !pods.Matches(podLabels{p.Name, e.labels[i]}) {
+				continue
+			}
+			selected, meant = append(selected, p.Name), meant+1
+			if item := fresh[p.UID]; item != nil {
+				if l := (itemLabels{e.Workload, item}); items.Empty() || items.Matches(l) {
+					out = append(out, PodItem{p.Name, l.served()})
+				}
+			}
+		}
+		if meant > 0 && e.Err != nil {
+			why = cmp.Or(why, e.Err)
+		}
+	}
+	switch {
+	case len(out) > 0:
+		return out, m.Rule, nil
+	case why != nil:
+		return nil, m.Rule, why
+	case len(selected) == 0:
+		return nil, m.Rule, fmt.Errorf("%w: the selector %s selects no pod of a workload with GPUs; %s", ErrNothing, pods, there(m.entries[namespace]))
+	default:
+		return nil, m.Rule, fmt.Errorf("%w: none of the selected pods has a value now: %s", rules.ErrMissing, strings.Join(selected, ", "))
+	}
+}
+
+// PodItem is a value of one pod.
+type PodItem struct {
+	Pod string
+	Item
+}
+
+// idleError says what happens now that somebody has asked.
+func (m *Metric) idleError(metric string) error {
+	return fmt.Errorf("%w for %s; it is measured from now on: ask again in %s", ErrIdle, metric, m.Rule.Window)
 }
 
 // only finds the workload that a request without selector means.

@@ -43,7 +43,7 @@ func world(t testing.TB, jobs, hpas []string) *Table {
 				fmt.Sscan(strings.TrimSuffix(f, "h"), &v)
 				a.Items = append(a.Items, rules.Item{Pod: pod, PodUID: uid + f, Workload: name, Node: node, Value: v, At: now, Held: strings.HasSuffix(f, "h"), Labels: map[string]string{"gpu_model": "NVIDIA H200"}})
 			}
-			pods = append(pods, Pod{namespace, uid, rules.Pod{UID: pod, Name: pod, Node: node, GPUs: 1}})
+			pods = append(pods, Pod{namespace, uid, LabelsOf(map[string]string{"app": name}), rules.Pod{UID: pod, Name: pod, Node: node, GPUs: 1}})
 		}
 		answers[uid] = a
 	}
@@ -59,7 +59,7 @@ func world(t testing.TB, jobs, hpas []string) *Table {
 		if !ok {
 			kind, target = "StatefulSet", kind
 		}
-		asks = append(asks, HPA{namespace, name, kind, target, []Ask{ask}})
+		asks = append(asks, HPA{namespace, name, kind, target, []Ask{ask}, nil})
 	}
 	list := []rules.Rule{{Metric: "gpu_utilization", Window: time.Minute, Per: rules.PerPod}, {Metric: "Steps", Per: rules.PerWorkload}}
 	view := Build(asks, sets, pods, []string{"gpu_utilization", "steps"})

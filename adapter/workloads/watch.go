@@ -132,6 +132,9 @@ func endedOf(o *appsv1.StatefulSet) string {
 func hpaOf(o *autoscalingv2.HorizontalPodAutoscaler) HPA {
 	h := HPA{Namespace: o.Namespace, Name: o.Name, TargetKind: o.Spec.ScaleTargetRef.Kind, TargetName: o.Spec.ScaleTargetRef.Name}
 	for _, m := range o.Spec.Metrics {
+		if m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil {
+			h.Pods = append(h.Pods, strings.ToLower(m.Pods.Metric.Name))
+		}
 		if m.Type != autoscalingv2.ExternalMetricSourceType || m.External == nil {
 			continue
 		}
@@ -151,7 +154,7 @@ func hpaOf(o *autoscalingv2.HorizontalPodAutoscaler) HPA {
 }
 
 func podOf(o *corev1.Pod) Pod {
-	p := Pod{Namespace: o.Namespace, Pod: rules.Pod{
+	p := Pod{Namespace: o.Namespace, Labels: LabelsOf(o.Labels), Pod: rules.Pod{
 		UID: string(o.UID), Name: o.Name, Node: o.Spec.NodeName,
 		Phase: string(o.Status.Phase), Terminating: o.DeletionTimestamp != nil, GPUs: GPUsOf(&o.Spec),
 	}}

@@ -9,9 +9,12 @@ package workloads
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
+	"unique"
 
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/capstan-gpu/capstan/rules"
@@ -20,8 +23,9 @@ import (
 // HPA is what matters of a HorizontalPodAutoscaler.
 type HPA struct {
 	Namespace, Name        string
-	TargetKind, TargetName string // its scaleTargetRef
-	Asks                   []Ask  // its External metrics
+	TargetKind, TargetName string   // its scaleTargetRef
+	Asks                   []Ask    // its External metrics
+	Pods                   []string // its metrics of type Pods, lower case
 }
 
 // Ask is one External metric of an HPA.
@@ -41,13 +45,73 @@ type StatefulSet struct {
 type Pod struct {
 	Namespace string
 	Owner     string // UID of the StatefulSet
+	Labels    Labels
 	rules.Pod
 }
+
+// Labels are a pod's labels. Pods that have the same share them in memory, but for those of the StatefulSet controller that are each
+// pod's own, which are not kept. The zero value has none.
+type Labels struct {
+	text unique.Handle[string] // key, 0, value, 0, …
+	set  bool
+}
+
+// LabelsOf takes up a pod's labels.
+func LabelsOf(all map[string]string) Labels {
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if key == appsv1.StatefulSetPodNameLabel || key == appsv1.PodIndexLabel {
+			continue
+		}
+		b.WriteString(key + "\x00" + all[key] + "\x00")
+	}
+	return Labels{unique.Make(b.String()), true}
+}
+
+// lookup finds a label of the pod with this name.
+func (l Labels) lookup(pod, key string) (value string, ok bool) {
+	switch key {
+	case appsv1.StatefulSetPodNameLabel:
+		return pod, true
+	case appsv1.PodIndexLabel:
+		return pod[strings.LastIndexByte(pod, '-')+1:], true
+	}
+	if !l.set {
+		return "", false
+	}
+	for rest := l.text.Value(); rest != ""; {
+		var k string
+		k, rest, _ = strings.Cut(rest, "\x00")
+		value, rest, _ = strings.Cut(rest, "\x00")
+		if k == key {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// podLabels are the labels of one pod, for a selector.
+type podLabels struct {
+	pod string
+	all Labels
+}
+
+var _ labels.Labels = podLabels{}
+
+// Lookup implements [labels.Labels].
+func (l podLabels) Lookup(key string) (string, bool) { return l.all.lookup(l.pod, key) }
+
+// Has implements [labels.Labels].
+func (l podLabels) Has(key string) bool { _, ok := l.Lookup(key); return ok }
+
+// Get implements [labels.Labels].
+func (l podLabels) Get(key string) string { v, _ := l.Lookup(key); return v }
 
 // View is who should report and who asks, at one moment. Immutable.
 type View struct {
 	Workloads []rules.Workload // sorted by namespace and name
-	hpas      map[string][]HPA // by namespace, sorted by name; only those that ask for an External metric
+	labels    [][]Labels       // of each workload's pods
+	hpas      map[string][]HPA // by namespace, sorted by name; only those that ask for one of the metrics
 }
 
 // Build makes a View. A StatefulSet is a workload when its pods hold GPUs, or its template asks for some, or an HPA that
@@ -57,7 +121,8 @@ func Build(hpas []HPA, sets []StatefulSet, pods []Pod, metrics []string) *View {
 	type key struct{ namespace, name string }
 	asked := map[key]bool{}
 	for _, h := range hpas {
-		if !slices.ContainsFunc(h.Asks, func(a Ask) bool { return slices.Contains(metrics, a.Metric) }) {
+		if !slices.ContainsFunc(h.Asks, func(a Ask) bool { return slices.Contains(metrics, a.Metric) }) &&
+			!slices.ContainsFunc(h.Pods, func(m string) bool { return slices.Contains(metrics, m) }) {
 			continue
 		}
 		v.hpas[h.Namespace] = append(v.hpas[h.Namespace], h)
@@ -69,32 +134,40 @@ func Build(hpas []HPA, sets []StatefulSet, pods []Pod, metrics []string) *View {
 		slices.SortFunc(list, func(a, b HPA) int { return cmp.Compare(a.Name, b.Name) })
 	}
 
-	owned := map[string][]rules.Pod{}
+	owned := map[string][]Pod{}
 	withGPU := map[string]bool{}
 	for _, p := range pods {
-		owned[p.Owner] = append(owned[p.Owner], p.Pod)
+		owned[p.Owner] = append(owned[p.Owner], p)
 		if p.GPUs > 0 {
 			withGPU[p.Owner] = true
 		}
 	}
+	sets = slices.SortedFunc(slices.Values(sets), func(a, b StatefulSet) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
 	for _, s := range sets {
 		if s.GPUs == 0 && !withGPU[s.UID] && !asked[key{s.Namespace, s.Name}] {
 			continue
 		}
-		list := owned[s.UID]
-		slices.SortFunc(list, func(a, b rules.Pod) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
-		v.Workloads = append(v.Workloads, rules.Workload{Namespace: s.Namespace, Name: s.Name, UID: s.UID, Pods: list, Ended: s.Ended})
+		own := owned[s.UID]
+		slices.SortFunc(own, func(a, b Pod) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
+		w := rules.Workload{Namespace: s.Namespace, Name: s.Name, UID: s.UID, Ended: s.Ended}
+		ownLabels := make([]Labels, len(own))
+		for i, p := range own {
+			w.Pods = append(w.Pods, p.Pod)
+			ownLabels[i] = p.Labels
+		}
+		v.Workloads, v.labels = append(v.Workloads, w), append(v.labels, ownLabels)
 	}
-	slices.SortFunc(v.Workloads, func(a, b rules.Workload) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
 	return v
 }
 
 // Asks says whether any HPA asks for the metric (lower case).
 func (v *View) Asks(metric string) bool {
 	for _, list := range v.hpas {
-		if slices.ContainsFunc(list, func(h HPA) bool { return slices.ContainsFunc(h.Asks, func(a Ask) bool { return a.Metric == metric }) }) {
+		if slices.ContainsFunc(list, func(h HPA) bool {
+			return slices.Contains(h.Pods, metric) || slices.ContainsFunc(h.Asks, func(a Ask) bool { return a.Metric == metric })
+		}) {
 			return true
 		}
 	}
@@ -105,7 +178,7 @@ func (v *View) Asks(metric string) bool {
 func (v *View) Asked(namespace, workload, metric string) bool {
 	return slices.ContainsFunc(v.hpas[namespace], func(h HPA) bool {
 		return h.TargetKind == kindStatefulSet && h.TargetName == workload &&
-			slices.ContainsFunc(h.Asks, func(a Ask) bool { return a.Metric == metric })
+			(slices.Contains(h.Pods, metric) || slices.ContainsFunc(h.Asks, func(a Ask) bool { return a.Metric == metric }))
 	})
 }
 

@@ -149,6 +149,7 @@ workloads, has measured for a whole window, and no other product owns the APISer
 	f.StringVar(&cfg.ExporterSecret, "exporter-tls-secret", "capstan-exporter-tls", "Secret in the exporters' namespace that gives them their certificate; made if absent")
 	f.StringVar(&cfg.ScrapeSecret, "scrape-tls-secret", "capstan-scrape-tls", "Secret in the exporters' namespace with a certificate for others that the exporters let in, such as a Prometheus; made if absent")
 	f.StringVar(&cfg.Service, "service-name", "capstan-adapter", "Service that the APIService names")
+	f.StringSliceVar(&cfg.APIServices, "apiservices", []string{adapter.External}, "APIServices that are the adapter's; also "+adapter.CustomBeta1+" and "+adapter.CustomBeta2+", for HPAs with metrics of type Pods")
 	f.DurationVar(&cfg.CAValidity, "ca-validity", 5*365*24*time.Hour, "how long a new CA lives; it is renewed when a third of that remains")
 	f.DurationVar(&cfg.CertValidity, "cert-validity", 90*24*time.Hour, "how long a new certificate lives; likewise")
 	f.StringVar(&cfg.Kubeconfig, "kubeconfig", "", "kubeconfig file (default: in-cluster)")

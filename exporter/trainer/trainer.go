@@ -79,8 +79,8 @@ type Config struct {
 type state struct {
 	page      *Page
 	first     time.Time // when a page of it was read first
-	reason    string // of the newest read
-	failures  int    // in a row
+	reason    string    // of the newest read
+	failures  int       // in a row
 	tried     time.Time
 	notBefore time.Time // the breaker: no read before this
 }
