@@ -44,6 +44,7 @@ unit: ## the tests that need no cluster (a minute or two)
 unit-json:
 	@go test -json $(PURE) || true
 	@CGO_ENABLED=1 go test -json $(CGO) || true
+	@cd test/hpaconformance && go test -json ./... -rapid.checks=200 || true
 # The cluster is left as it was found: one that ran before stays, and then the test of a cluster's whole life is skipped.
 e2e-json:
 	@was=$$(go run ./test/cluster status -o json | grep -c '"running": true' || true); \
@@ -70,7 +71,7 @@ check: ## vet, staticcheck, formatting, tidy modules, generated files up to date
 	@$(MAKE) -s vulnerabilities
 
 # Modules of their own: what is heavy and not shipped.
-MODULES := tools test/cluster/components test/cluster/coredns
+MODULES := tools test/cluster/components test/cluster/coredns test/hpaconformance
 
 # The database of known vulnerabilities is a Go module, too: no other service is asked. Binaries are scanned with their symbols; in a
 # stripped one every function of a module seems to be called.

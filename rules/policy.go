@@ -244,12 +244,13 @@ func (m Memory) stand(r Rule, notes []string, why error, now time.Time) Answer {
 	return Answer{Items: items, Notes: append(notes, "the last complete values stand: "+why.Error())}
 }
 
-// held is a pod's last value. ok says that it may still be served.
+// held is a pod's last value. ok says that it may still be served: it is not too old, and not from before the members were these, when each
+// had another share of the work.
 func (m Memory) held(r Rule, uid string, now time.Time) (item Item, ok bool) {
 	for _, item := range m.last {
 		if item.PodUID == uid {
 			item.Held = true
-			return item, now.Sub(item.At) <= r.HoldFor
+			return item, now.Sub(item.At) <= r.HoldFor && !item.At.Before(m.since)
 		}
 	}
 	return Item{}, false
@@ -282,8 +283,10 @@ func (r Rule) missed(p Pod, m Memory, age time.Duration, known bool, now time.Ti
 		return fmt.Sprintf("worker %s%s has been Ready for %s and has never had a value (joinFor %s)", p.Name, where, ago(now.Sub(later(p.ReadySince, m.seen))), r.JoinFor)
 	}
 	limit := fmt.Sprintf("holdFor %s", r.HoldFor)
-	if r.Missing == Fail {
+	if last, _ := m.held(r, p.UID, now); r.Missing == Fail {
 		limit = fmt.Sprintf("maxAge %s", r.MaxAge)
+	} else if last.At.Before(m.since) && age <= r.HoldFor {
+		limit = "its last one is from before the members were these"
 	}
 	return fmt.Sprintf("worker %s%s has had no valid value for %s (%s)", p.Name, where, ago(age), limit)
 }
