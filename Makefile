@@ -27,7 +27,7 @@ help: ## list the targets
 
 .PHONY: build
 build: ## compile the programs into bin/
-	go build -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/capstan-adapter ./cmd/capstan-trainer
+	go build -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/capstan-adapter ./cmd/capstan-agent ./cmd/capstan-trainer
 	CGO_ENABLED=1 go build -ldflags "-s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy" -o bin/ ./cmd/capstan-exporter
 	go run ./images weaken bin/capstan-exporter
 
@@ -105,12 +105,14 @@ dashboards: ## write the dashboards' JSON
 images: ## build the container images into dist/images, without a Docker daemon
 	go run ./images build --out dist/images
 
-.PHONY: bench bench-exporter bench-adapter bench-trainer
-bench: bench-exporter bench-adapter bench-trainer ## the figures of all parts against their budgets
+.PHONY: bench bench-exporter bench-adapter bench-trainer bench-allreduce
+bench: bench-exporter bench-adapter bench-trainer bench-allreduce ## the figures of all parts against their budgets
 bench-exporter: ## figures of the exporter, into bench/exporter.json
 	CGO_ENABLED=1 go run ./test/bench/exporter
 bench-adapter: ## figures of the adapter, into bench/adapter.json
 	go run ./test/bench/adapter
+bench-allreduce: ## figures of the all-reduce, into bench/allreduce.json
+	go run ./test/bench/allreduce
 bench-trainer: ## figures of the trainer, into bench/trainer.json
 	go run ./test/bench/trainer
 

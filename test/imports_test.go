@@ -37,7 +37,8 @@ var fences = []fence{
 	{module + "/test/...", nil, "what is shipped holds no test code"},
 	{module + "/exporter/...", []string{"exporter", "exporter/...", "cmd/capstan-exporter"}, "exporter and adapter meet only in metricname"},
 	{module + "/adapter/...", []string{"adapter", "adapter/...", "cmd/capstan-adapter", "rules/reading", "rules/ruletest"}, "exporter and adapter meet only in metricname"},
-	{module + "/trainer/agent", []string{"cmd/capstan-agent", "cmd/capstan-trainer"}, "the ring's core knows nothing of what drives it"},
+	{module + "/trainer/agent", []string{"cmd/capstan-agent", "cmd/capstan-trainer", "trainer/reference"}, "the ring's core knows nothing of what drives it"},
+	{module + "/trainer/ring", []string{"trainer/agent", "trainer/reference", "trainer/env", "cmd/capstan-agent", "cmd/capstan-trainer"}, "allreduce moves bytes and knows no membership"},
 	{module + "/trainer/stream", []string{"cmd/capstan-trainer"}, "the stand-in is nobody's library"},
 }
 
