@@ -27,8 +27,8 @@ type fence struct {
 var fences = []fence{
 	{"github.com/NVIDIA/go-nvml/...", []string{"exporter/gpu"}, "everything else must build without cgo"},
 	{"C", []string{"exporter/gpu"}, "everything else must build without cgo"},
-	{"k8s.io/client-go/...", []string{"adapter", "adapter/api", "adapter/tls", "adapter/workloads", "adapter/collect", "cmd/capstan-adapter", "trainer/agent", "cmd/capstan-agent"}, "the exporter has no rights in the API server and no client for it"},
-	{"k8s.io/...", []string{"adapter", "adapter/...", "exporter/podmap", "cmd/capstan-adapter", "trainer/agent", "cmd/capstan-agent"}, "what decides must be quick to build and test, and know nothing of Kubernetes' types"},
+	{"k8s.io/client-go/...", []string{"adapter", "adapter/api", "adapter/tls", "adapter/workloads", "adapter/collect", "cmd/capstan-adapter", "trainer/agent", "cmd/capstan-agent", "cmd/capstan-trainer"}, "the exporter has no rights in the API server and no client for it"},
+	{"k8s.io/...", []string{"adapter", "adapter/...", "exporter/podmap", "cmd/capstan-adapter", "trainer/agent", "cmd/capstan-agent", "cmd/capstan-trainer"}, "what decides must be quick to build and test, and know nothing of Kubernetes' types"},
 	{"sigs.k8s.io/custom-metrics-apiserver/...", []string{"adapter", "adapter/api"}, "serving is one stage"},
 	{"github.com/prometheus/prometheus/...", []string{"adapter", "adapter/...", "rules/..."}, "the exporter stays small"},
 	{"github.com/prometheus/client_golang/...", []string{"exporter", "adapter", "adapter/...", "cmd/capstan-exporter", "cmd/capstan-adapter"}, "stages return values, not metrics"},

@@ -59,11 +59,14 @@ func command() *cobra.Command {
 		Use:   "capstan-trainer",
 		Short: "A stand-in training job whose load can be turned up and down",
 		Long: `A stand-in for a training job: one source offers numbered samples at a rate, workers pull their share, and each sample is
-counted once. A worker computes nothing; it is busy for as long as computing would take, and tells its simulated GPUs so.`,
+counted once. A worker computes nothing; it is busy for as long as computing would take, and tells its simulated GPUs so.
+
+The command ring is no stand-in: it trains, in a ring that is resized while it does.`,
 		Example: `  capstan-trainer source --rate 100
   capstan-trainer worker --source http://localhost:8080 --capacity 100
   capstan-trainer rate 300
-  capstan-trainer status`,
+  capstan-trainer status
+  capstan-trainer ring --steps 10000`,
 		Version:       version,
 		Args:          none,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -71,7 +74,7 @@ counted once. A worker computes nothing; it is busy for as long as computing wou
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{err, cmd.CommandPath() + " --help"} })
-	root.AddCommand(sourceCommand(), workerCommand(), statusCommand(), rateCommand())
+	root.AddCommand(sourceCommand(), workerCommand(), statusCommand(), rateCommand(), ringCommand())
 	return root
 }
 

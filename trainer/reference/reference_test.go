@@ -223,7 +223,11 @@ func (j *job) result() Result {
 	if s := w.agent.Status(); w.err != nil || s.End != string(ring.Succeeded) {
 		j.Fatalf("the job ended with %v: %+v", w.err, s)
 	}
-	return w.trainer.Result()
+	r, ok := w.trainer.Result()
+	if !ok {
+		j.Fatal("no result after the end")
+	}
+	return r
 }
 
 // A job that goes 2→4→3 with a worker killed in between ends with the same bits as one that a single worker did, and every sample counts
@@ -236,7 +240,7 @@ func TestResultDoesNotDependOnSize(t *testing.T) {
 		for ordinal, w := range j.workers {
 			<-w.done
 			if s := w.agent.Status(); s.End == string(ring.Succeeded) {
-				if other := w.trainer.Result(); other != r {
+				if other, ok := w.trainer.Result(); !ok || other != r {
 					t.Errorf("%s: worker %d ends with %+v, worker 0 with %+v", name, ordinal, other, r)
 				}
 			}
@@ -248,6 +252,9 @@ func TestResultDoesNotDependOnSize(t *testing.T) {
 		return r
 	}
 	alone := run("alone", 0, func(j *job) { j.start(0) })
+	if plain := Alone(256, 400, 2); plain != alone {
+		t.Errorf("without a ring %+v, in a ring of one %+v; want the same bits", plain, alone)
+	}
 	if alone.Accuracy < 0.9 {
 		t.Errorf("accuracy %.3f, want 0.9", alone.Accuracy)
 	}

@@ -14,11 +14,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/capstan-gpu/capstan/trainer/agent"
 	"github.com/capstan-gpu/capstan/trainer/allreduce"
 	"github.com/capstan-gpu/capstan/trainer/ring"
+	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
 // Config of a Trainer.
@@ -66,7 +68,11 @@ type Trainer struct {
 	members []agent.Peer
 	rank    int
 	group   *allreduce.Group // nil = outside a generation
+	mine    int64            // samples of this worker in the step
 	sum     []int64          // the gradient, and the ledger's three numbers
+
+	done    atomic.Pointer[state] // in the end; for all
+	samples atomic.Int64          // that this worker has trained on, in steps that were applied; for all
 }
 
 var _ agent.Trainer = (*Trainer)(nil)
@@ -210,6 +216,7 @@ func (t *Trainer) Run(ctx context.Context, s *agent.Session) (finished bool, err
 			return false, nil
 		}
 	}
+	t.done.Store(t.state)
 	return true, nil
 }
 
@@ -224,6 +231,7 @@ func (t *Trainer) compute() {
 			ledger.add(ledgerOf(n))
 		}
 	}
+	t.mine = ledger.Count
 	t.sum[weights], t.sum[weights+1], t.sum[weights+2] = ledger.Count, ledger.Sum, ledger.Squares
 }
 
@@ -234,6 +242,7 @@ func (t *Trainer) apply() {
 	next.Ledger.add(Ledger{t.sum[weights], t.sum[weights+1], t.sum[weights+2]})
 	next.Model.descend(t.sum[:weights], t.cfg.Batch, t.cfg.Rate)
 	t.state = &next
+	t.samples.Add(t.mine)
 }
 
 // share is how long this worker's part of a step takes at least.
@@ -295,8 +304,30 @@ type Result struct {
 	Accuracy float64 // on samples that were not trained on
 }
 
-// Result judges the state. Call it when nothing runs.
-func (t *Trainer) Result() Result {
-	trained := t.state.Step * int64(t.cfg.Batch)
-	return Result{t.state.Step, t.state.Ledger.Count, t.state.Ledger.Each(trained), t.state.hash(), t.state.Model.accuracy(1<<50, 5000)}
+// Result judges the state of a job that has ended; false if it has not, here.
+func (t *Trainer) Result() (Result, bool) {
+	s := t.done.Load()
+	if s == nil {
+		return Result{}, false
+	}
+	return s.result(t.cfg.Batch), true
+}
+
+func (s *state) result(batch int) Result {
+	return Result{s.Step, s.Ledger.Count, s.Ledger.Each(s.Step * int64(batch)), s.hash(), s.Model.accuracy(1<<50, 5000)}
+}
+
+// Stats is what the stats page says of the training itself. Safe for concurrent use.
+func (t *Trainer) Stats() []stats.Sample {
+	return []stats.Sample{{Name: stats.Samples, Value: float64(t.samples.Load())}}
+}
+
+// Alone is what a job of one worker ends with.
+func Alone(batch int, steps int64, rate float64) Result {
+	t := &Trainer{cfg: Config{Batch: batch, Rate: rate}, state: &state{}, members: make([]agent.Peer, 1), sum: make([]int64, weights+3)}
+	for t.state.Step < steps {
+		t.compute()
+		t.apply()
+	}
+	return t.state.result(batch)
 }
