@@ -30,6 +30,7 @@ import (
 	"github.com/capstan-gpu/capstan/images/image"
 	"github.com/capstan-gpu/capstan/metricname"
 	"github.com/capstan-gpu/capstan/rules"
+	"github.com/capstan-gpu/capstan/trainer/agent"
 	"github.com/capstan-gpu/capstan/trainer/stats"
 )
 
@@ -39,6 +40,7 @@ const (
 	base      = "base"
 	simulated = "overlays/simulated"
 	example   = "examples/mnist-training"
+	elastic   = "examples/ring"
 )
 
 const header = `# Capstan for a cluster with GPUs. Made from deploy/base by "make manifests"; do not edit.
@@ -141,7 +143,7 @@ func TestRendered(t *testing.T) {
 
 // Every field is one that the API server knows, and namespaces come before what is in them.
 func TestManifests(t *testing.T) {
-	for _, folder := range []string{base, simulated, example} {
+	for _, folder := range []string{base, simulated, example, elastic} {
 		there := map[string]bool{"": true, "kube-system": true}
 		for _, o := range decode(t, render(t, folder)) {
 			m := o.(metav1.Object)
@@ -536,6 +538,30 @@ func TestCertificates(t *testing.T) {
 	}
 	if want := []string{"capstan-adapter-tls", "capstan-exporter-tls", "capstan-scrape-tls"}; !slices.Equal(named, want) {
 		t.Errorf("the adapter may read and write the Secrets %q, want %q", named, want)
+	}
+}
+
+// The example of a ring: its workers pass the strictest level, get a token of their own job, and have no replicas in the manifest.
+func TestRingExample(t *testing.T) {
+	objects := decode(t, render(t, elastic))
+	set := only[*appsv1.StatefulSet](objects)[0]
+	if bad := violations(t, api.LevelRestricted, set.Spec.Template); len(bad) > 0 {
+		t.Errorf("violations of level restricted: %q", bad)
+	}
+	token := set.Spec.Template.Spec.Volumes[0].Projected.Sources[0].ServiceAccountToken
+	if want := agent.Audience(set.Namespace, set.Name); token.Audience != want {
+		t.Errorf("the token's audience is %s, want %s", token.Audience, want)
+	}
+	if mount := set.Spec.Template.Spec.Containers[0].VolumeMounts[0]; filepath.Join(mount.MountPath, token.Path) != agent.DefaultTokenFile {
+		t.Errorf("the token is at %s/%s, want %s", mount.MountPath, token.Path, agent.DefaultTokenFile)
+	}
+	if set.Spec.Replicas != nil || set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement || !only[*corev1.Service](objects)[0].Spec.PublishNotReadyAddresses {
+		t.Error("want replicas left out, pods managed in parallel, addresses published before they are ready")
+	}
+	for _, r := range only[*rbacv1.Role](objects)[0].Rules {
+		if !slices.Equal(r.Verbs, []string{"create"}) && !slices.Contains(r.Resources, "pods") && len(r.ResourceNames) == 0 {
+			t.Errorf("a right on all %q: %+v", r.Resources, r)
+		}
 	}
 }
 

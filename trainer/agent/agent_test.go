@@ -318,9 +318,9 @@ func TestStuckTrainer(t *testing.T) {
 		w := newWorld(t, ring.Config{})
 		hold := make(chan struct{})
 		defer close(hold)
+		w.wrap = func(l *listTrainer) Trainer { return &stuck{listTrainer: l, hold: hold} }
 		w.scale(1)
 		k := w.all[0]
-		k.agent.training.trainer = &stuck{listTrainer: k.trainer, hold: hold}
 		w.until(10*time.Second, "a ring", w.running(1, ring.Generation{}))
 		k.agent.Drain()
 		began := time.Now()

@@ -197,14 +197,23 @@ func (t *TCP) serve(ctx context.Context, conn net.Conn, box ring.ID, peer Peer, 
 	}
 }
 
-// refuses says that nobody listens at an address though the machine is there: an agent listens as long as it lives.
+// refuses says that nobody listens at an address though the machine is there: an agent listens as long as it lives. One that is being
+// killed may close its listener a little after its connections.
 func refuses(ctx context.Context, address string) bool {
 	dialer := net.Dialer{Timeout: time.Second}
-	conn, err := dialer.DialContext(ctx, "tcp", address)
-	if err == nil {
-		conn.Close()
+	for _, wait := range []time.Duration{0, 10 * time.Millisecond, 100 * time.Millisecond} {
+		if !sleep(ctx, wait) {
+			return false
+		}
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return true
+		}
 	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	return false
 }
 
 // read delivers what the peer says, until the connection ends.

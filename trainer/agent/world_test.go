@@ -35,7 +35,8 @@ type world struct {
 	rings    map[ring.Generation]*reduction
 	lastStep int64
 
-	api *apiServer // where the agents have a real Kubernetes cluster; nil = a worldCluster
+	wrap func(*listTrainer) Trainer // what the agent gets instead; nil = the trainer itself
+	api  *apiServer                 // where the agents have a real Kubernetes cluster; nil = a worldCluster
 
 	committed map[int64]ring.Generation // by step: the generation in which all summed it up, last
 	redone    int
@@ -90,8 +91,12 @@ func (w *world) start(ordinal int) *worker {
 		w.mu.Unlock()
 		cluster = c
 	}
+	var trainer Trainer = k.trainer
+	if w.wrap != nil {
+		trainer = w.wrap(k.trainer)
+	}
 	agent, err := New(Config{
-		Ring: w.cfg, Self: Peer{ID: id, Address: fmt.Sprintf("worker-%d:1", ordinal)}, Trainer: k.trainer,
+		Ring: w.cfg, Self: Peer{ID: id, Address: fmt.Sprintf("worker-%d:1", ordinal)}, Trainer: trainer,
 		Transport: &worldTransport{w, id}, Cluster: cluster, Book: &Book{}, Grace: 30 * time.Second, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
