@@ -48,10 +48,14 @@ func raw(t *testing.T, f func(w *bufio.Writer, gone <-chan struct{}) error) targ
 			if err != nil {
 				return
 			}
-			gone := make(chan struct{})
-			go func() { io.Copy(io.Discard, conn); close(gone) }()
 			go func() {
 				defer conn.Close()
+				asked := bufio.NewReader(conn)
+				if _, err := asked.Peek(1); err != nil { // an answer before the question would be another fault
+					return
+				}
+				gone := make(chan struct{})
+				go func() { io.Copy(io.Discard, asked); close(gone) }()
 				w := bufio.NewWriter(conn)
 				if f(w, gone) == nil {
 					w.Flush()
