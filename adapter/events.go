@@ -85,7 +85,7 @@ func (e *events) run(ctx context.Context) {
 			return
 		case event := <-e.queue:
 			_, err := e.client.CoreV1().Events(event.Namespace).Create(ctx, event, metav1.CreateOptions{})
-			if ctx.Err() != nil || apierrors.IsAlreadyExists(err) {
+			if ctx.Err() != nil || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 				continue
 			}
 			if err != nil {
