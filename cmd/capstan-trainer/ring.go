@@ -101,6 +101,9 @@ func trainInRing(ctx context.Context, o ringOptions, log *slog.Logger) error {
 	}
 	site.Self.Data = net.JoinHostPort(host, port)
 	o.training.Job, o.training.Listener = site.Job, listeners[1].(*net.TCPListener)
+	o.training.Done = func(r reference.Result) {
+		log.Info("trained to the end", "step", r.Step, "samples", r.Samples, "once", r.Once, "hash", fmt.Sprintf("%016x", r.Hash), "accuracy", r.Accuracy)
+	}
 	trainer, err := reference.New(o.training)
 	if err != nil {
 		return usageError{errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")), "capstan-trainer ring --help"}
@@ -129,24 +132,12 @@ func trainInRing(ctx context.Context, o ringOptions, log *slog.Logger) error {
 		return nil
 	})
 	group.Go(func() error {
-		told := false
-		ticker := time.NewTicker(200 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-terms:
-				a.Drain()
-			case <-ticker.C:
-				if s := a.Status(); s.End == string(ring.Succeeded) && !told {
-					told = true
-					if r, ok := trainer.Result(); ok {
-						log.Info("the job is done", "step", r.Step, "samples", r.Samples, "once", r.Once, "hash", fmt.Sprintf("%016x", r.Hash), "accuracy", r.Accuracy)
-					}
-				}
-			}
+		select {
+		case <-ctx.Done():
+		case <-terms:
+			a.Drain()
 		}
+		return nil
 	})
 	group.Go(func() error {
 		defer stop()

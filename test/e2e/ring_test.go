@@ -137,7 +137,7 @@ func TestRing(t *testing.T) {
 	record, err := cluster.Kubectl(s.ctx, "-n", s.ns, "get", "configmap", "training-ring", "-o", "jsonpath={.data}")
 	s.must(err)
 	want := reference.Alone(ringBatch, ringSteps, 2)
-	said := regexp.MustCompile(`msg="the job is done" step=(\d+) samples=(\d+) once=(\w+) hash=(\w+)`).FindStringSubmatch(log())
+	said := regexp.MustCompile(`msg="trained to the end" step=(\d+) samples=(\d+) once=(\w+) hash=(\w+)`).FindStringSubmatch(log())
 	if said == nil {
 		t.Fatalf("training-0 does not say what it ended with; the record is %s; its log:\n%s", record, log())
 	}

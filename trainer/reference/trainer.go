@@ -36,6 +36,8 @@ type Config struct {
 	// StepTakes is how long a worker that has the whole batch to itself computes at least; shared by n it is an n-th. 0 = no longer than needed.
 	StepTakes time.Duration
 	Folder    string // of the checkpoint, which all workers see; "" = none is kept
+
+	Done func(Result) // told when this worker has done the job's last step, before anybody else knows that the job is done; nil = nobody
 }
 
 // Validate says which field has which value, and what it may be.
@@ -217,6 +219,9 @@ func (t *Trainer) Run(ctx context.Context, s *agent.Session) (finished bool, err
 		}
 	}
 	t.done.Store(t.state)
+	if t.cfg.Done != nil {
+		t.cfg.Done(t.state.result(t.cfg.Batch))
+	}
 	return true, nil
 }
 
