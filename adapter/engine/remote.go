@@ -19,8 +19,8 @@ import (
 // Every query is sent with the arguments by which each of these engines looks back as far as it is told, sees the newest samples and
 // refuses to answer in part; an engine ignores the arguments of the others, so nothing needs to be known of which one it is.
 //
-// It does not go through client_golang's API client, which reads a body of any size into memory, asks again by GET what a server refuses
-// by POST, and hides what a page was that is no answer.
+// It does not go through client_golang's API client, which sends no such arguments, reads a body of any size into memory, and asks again
+// by GET, with the query in the URL, what a server refuses by POST.
 type Remote struct {
 	cfg       RemoteConfig
 	endpoints []endpoint
@@ -42,7 +42,7 @@ func NewRemote(cfg RemoteConfig) (*Remote, error) {
 	}
 	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 4)
-	cfg.MaxBody = cmp.Or(cfg.MaxBody, 64<<20)
+	cfg.MaxBody = cmp.Or(cfg.MaxBody, 32<<20)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
@@ -107,7 +107,9 @@ func (r *Remote) query(ctx context.Context, expr string, at time.Time, lookback 
 	case r.slots <- struct{}{}:
 		defer func() { <-r.slots }()
 	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for one of the %d requests that may be in flight: %w", r.cfg.Concurrency, ctx.Err())
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("not asked, the tick's time is over: %w", err)
 	}
 	first, err := r.begin(at)
 	if err != nil {

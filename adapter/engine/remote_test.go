@@ -3,9 +3,6 @@ package engine
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,36 +14,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// raw is a server that answers every request with these bytes and closes the connection.
-func raw(t *testing.T, response []byte) *httptest.Server {
-	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := io.Copy(io.Discard, r.Body); err != nil {
-			t.Error(err)
-		}
-		conn, _, err := w.(http.Hijacker).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		if _, err := conn.Write(response); err != nil {
-			t.Log(err)
-		}
-	}))
-	t.Cleanup(server.Close)
-	return server
-}
 
 // remote is a Remote that logs nowhere.
 func remote(t *testing.T, cfg RemoteConfig) *Remote {
@@ -57,66 +30,6 @@ func remote(t *testing.T, cfg RemoteConfig) *Remote {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// The files hold what a server sends and, below the line, what is made of it.
-func TestAnswers(t *testing.T) {
-	files, err := filepath.Glob("testdata/remote/*.txt")
-	if err != nil || len(files) < 40 {
-		t.Fatalf("%d files, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sent, want, ok := strings.Cut(string(data), "\n---\n")
-			if !ok {
-				t.Fatal("there is no line ---")
-			}
-			response := sent
-			if strings.HasPrefix(response, "#") {
-				_, response, _ = strings.Cut(response, "\n")
-			}
-			head, body, _ := strings.Cut(response, "\n\n")
-			server := raw(t, []byte(strings.ReplaceAll(head, "\n", "\r\n")+"\r\n\r\n"+body))
-			var out strings.Builder
-			r := remote(t, RemoteConfig{URLs: []string{server.URL}, Annotated: func(_ string, notes []string) {
-				for _, n := range notes {
-					fmt.Fprintln(&out, "note:", n)
-				}
-			}})
-			points, err := r.Func(15*time.Second)(t.Context(), "q", noon)
-			for _, p := range points {
-				fmt.Fprintln(&out, p.Labels, p.Value)
-			}
-			if n := testutil.ToFloat64(r.metrics.unidentified); n > 0 {
-				fmt.Fprintln(&out, "dropped:", n)
-			}
-			if err != nil {
-				fmt.Fprintln(&out, "error:", strings.ReplaceAll(err.Error(), server.URL, "http://engine"))
-			}
-			if err != nil {
-				if points != nil {
-					t.Error("elements and an error both")
-				}
-				_, again := r.Func(15*time.Second)(t.Context(), "another", noon)
-				spare := newStandIn(t, "1")
-				remote(t, RemoteConfig{URLs: []string{server.URL, spare.URL}}).Func(15*time.Second)(t.Context(), "q", noon)
-				fmt.Fprintf(&out, "then: another engine is asked: %v; another query is asked: %v\n", spare.asked.Load() > 0, !strings.Contains(again.Error(), "not asked again"))
-			}
-			if *update {
-				if err := os.WriteFile(file, []byte(sent+"\n---\n"+out.String()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(want, out.String()); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
-		})
-	}
 }
 
 // The request, as a server gets it.
@@ -362,146 +275,6 @@ func TestSizeIsLimited(t *testing.T) {
 		points, err := remote(t, RemoteConfig{URLs: []string{server.URL}}).Func(time.Second)(t.Context(), "q", noon)
 		if err != nil || len(points) != 1 {
 			t.Errorf("zipped %v: %d points, %v", zipped, len(points), err)
-		}
-	}
-}
-
-// transport is a function as a transport.
-type transport func(*http.Request) (*http.Response, error)
-
-func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-// hung never answers before its context is done.
-func hung(r *http.Request) (*http.Response, error) {
-	<-r.Context().Done()
-	return nil, r.Context().Err()
-}
-
-func TestTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		answers := false
-		r := remote(t, RemoteConfig{URLs: []string{"http://a", "http://b"}, Timeout: 2 * time.Second, Transport: transport(func(r *http.Request) (*http.Response, error) {
-			if r.URL.Host == "a" || !answers {
-				return hung(r)
-			}
-			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(vectorOf(noon, "2")))}, nil
-		})})
-		begin := time.Now()
-		ask := func(ctx context.Context) (time.Duration, error) {
-			begin = time.Now()
-			_, err := r.Func(time.Second)(ctx, "q", noon)
-			return time.Since(begin), err
-		}
-		took, err := ask(t.Context())
-		if took != 4*time.Second || !errors.Is(err, context.DeadlineExceeded) || strings.Count(err.Error(), "no complete answer within 2s") != 2 {
-			t.Errorf("both hang: %s, %v", took, err)
-		}
-		// A tick's deadline ends it before, and no other engine is asked then.
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if took, err = ask(ctx); took != time.Second || !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "http://b") {
-			t.Errorf("a deadline before: %s, %v", took, err)
-		}
-		answers = true
-		if took, err = ask(t.Context()); took != 2*time.Second || err != nil {
-			t.Errorf("one hangs: %s, %v", took, err)
-		}
-		if took, err = ask(t.Context()); took != 0 || err != nil {
-			t.Errorf("it is not asked first again: %s, %v", took, err)
-		}
-	})
-}
-
-// A body that stops in the middle is late, too.
-func TestSlowBody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := remote(t, RemoteConfig{URLs: []string{"http://a"}, Transport: transport(func(r *http.Request) (*http.Response, error) {
-			body, writer := io.Pipe()
-			context.AfterFunc(r.Context(), func() { writer.CloseWithError(r.Context().Err()) })
-			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: body}, nil
-		})})
-		if _, err := r.Func(time.Second)(t.Context(), "q", noon); err == nil || !strings.Contains(err.Error(), "no complete answer within 2s") {
-			t.Error(err)
-		}
-	})
-}
-
-func TestConcurrencyIsLimited(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var now, most atomic.Int32
-		r := remote(t, RemoteConfig{URLs: []string{"http://a"}, Concurrency: 3, Transport: transport(func(r *http.Request) (*http.Response, error) {
-			most.Store(max(most.Load(), now.Add(1)))
-			defer now.Add(-1)
-			select {
-			case <-time.After(time.Second):
-			case <-r.Context().Done():
-				return nil, r.Context().Err()
-			}
-			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(vectorOf(noon, "2")))}, nil
-		})})
-		ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
-		defer cancel()
-		results := make(chan error)
-		for range 12 {
-			go func() {
-				_, err := r.Func(time.Second)(ctx, "q", noon)
-				results <- err
-			}()
-		}
-		good := 0
-		var last error
-		for range 12 {
-			if err := <-results; err == nil {
-				good++
-			} else {
-				last = err
-			}
-		}
-		// The fourth three were in flight when the tick's time was over.
-		if good != 9 || most.Load() != 3 || !errors.Is(last, context.DeadlineExceeded) {
-			t.Errorf("%d answers, %d at once, %v; want 9 and 3", good, most.Load(), last)
-		}
-	})
-}
-
-func TestRemoteConfig(t *testing.T) {
-	good := RemoteConfig{URLs: []string{"https://mimir.example/prometheus", "http://127.0.0.1:9090", "http://[::1]:9090/"}, TokenFile: "t", Headers: map[string]string{"X-Scope-OrgID": "a|b"}, Params: map[string]string{"extra_label": "a=b"}, Timeout: time.Second, Concurrency: 2, MaxBody: 1 << 20}
-	if err := good.Validate(); err != nil {
-		t.Error(err)
-	}
-	for _, c := range []struct {
-		change func(*RemoteConfig)
-		want   string
-	}{
-		{func(c *RemoteConfig) { c.URLs = nil }, "there is no engine URL"},
-		{func(c *RemoteConfig) { c.URLs = []string{"https://u:SECRET@prometheus"} }, "https://prometheus has a user name or password"},
-		{func(c *RemoteConfig) { c.URLs = []string{"https://u:SECRET%@prometheus"} }, "an engine URL is none"},
-		{func(c *RemoteConfig) { c.URLs = []string{"ftp://prometheus"} }, `begins with "ftp"`},
-		{func(c *RemoteConfig) { c.URLs = []string{"prometheus:9090"} }, `begins with "prometheus"`},
-		{func(c *RemoteConfig) { c.URLs = []string{"https://"} }, "names no host"},
-		{func(c *RemoteConfig) { c.URLs = []string{"https://prometheus/?token=SECRET"} }, "arguments after ? or #"},
-		{func(c *RemoteConfig) { c.URLs = []string{"https://prometheus/api/v1"} }, "leave off /api/v1"},
-		{func(c *RemoteConfig) { c.URLs = []string{"https://a/", "https://a"} }, "is there twice"},
-		{func(c *RemoteConfig) { c.URLs = []string{"http://prometheus:9090"} }, "everybody on the way can read the token"},
-		{func(c *RemoteConfig) { c.URLs, c.TokenFile, c.CertFile, c.KeyFile = []string{"http://a"}, "", "c", "k" }, "by http no certificate is shown"},
-		{func(c *RemoteConfig) { c.URLs, c.CertFile = []string{"https://a"}, "c" }, "both are needed"},
-		{func(c *RemoteConfig) { c.Headers = map[string]string{"X Y": "1"} }, "no name of a header"},
-		{func(c *RemoteConfig) { c.Headers = map[string]string{"authorization": "Basic SECRET"} }, "use the token file"},
-		{func(c *RemoteConfig) { c.Headers = map[string]string{"host": "x"} }, "Host is the adapter's own"},
-		{func(c *RemoteConfig) { c.Headers = map[string]string{"x": "SECRET\r\ny: z"} }, "header X: its value"},
-		{func(c *RemoteConfig) { c.Params = map[string]string{"time": "0"} }, `argument "time"`},
-		{func(c *RemoteConfig) { c.Timeout = time.Hour }, "time-out is 1h0m0s: it must be from 100ms to 1m"},
-		{func(c *RemoteConfig) { c.Concurrency = -1 }, "concurrency is -1: it must be from 1 to 64"},
-		{func(c *RemoteConfig) { c.MaxBody = 1 }, "1 bytes: it must be from 65536"},
-	} {
-		cfg := good
-		c.change(&cfg)
-		err := cfg.Validate()
-		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "SECRET") {
-			t.Errorf("%v; want %s alone", err, c.want)
-		}
-		if _, other := NewRemote(cfg); other == nil {
-			t.Errorf("%s: NewRemote takes it", c.want)
 		}
 	}
 }

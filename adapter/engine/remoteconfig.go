@@ -31,7 +31,7 @@ type RemoteConfig struct {
 
 	Timeout     time.Duration // of one request; 0 = 2 s
 	Concurrency int           // requests in flight at once; 0 = 4
-	MaxBody     int64         // bytes of an answer, after decompression; 0 = 64 MiB
+	MaxBody     int64         // bytes of an answer, after decompression; 0 = 32 MiB
 
 	Annotated  func(expr string, notes []string) // called with what the engine remarks about a query, and what is odd in its answer; nil = ignored
 	Transport  http.RoundTripper                 // instead of one by the files of TLS; nil = by them

@@ -2,7 +2,9 @@ package engine_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/common/model"
@@ -179,6 +182,45 @@ func TestReadWithoutEngine(t *testing.T) {
 		t.Errorf("it is back: %v after %d requests", found.Err, asked.Load())
 	}
 }
+
+// A tick's deadline bounds what is asked namespace by namespace, however many there are.
+func TestReadByNamespaceEndsWithTheTick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		hangs := transport(func(r *http.Request) (*http.Response, error) {
+			asked++
+			if err := r.ParseForm(); err != nil {
+				return nil, err
+			}
+			if !strings.Contains(r.PostForm.Get("query"), "namespace=") {
+				duplicate := []byte(`{"status":"error","errorType":"execution","error":"duplicate"}`)
+				return &http.Response{StatusCode: http.StatusUnprocessableEntity, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(duplicate))}, nil
+			}
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})
+		var list []rules.Workload
+		for i := range 20 {
+			list = append(list, workload(fmt.Sprintf("n%d", i), fmt.Sprintf("u%d", i)))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		begin := time.Now()
+		found := reader(t, level, engine.RemoteConfig{URLs: []string{"http://a"}, Transport: hangs}).Read(ctx, reading.NewFleet(list, nil), noon)
+		// Both queries of the fleet, two time-outs of 2 s, and the one that the tick ends; what comes after is not sent.
+		if took := time.Since(begin); took != 5*time.Second || asked > 5 || len(found.Failed) != 20 || len(found.Readings) > 0 {
+			t.Errorf("%s, %d requests, %d failed", took, asked, len(found.Failed))
+		}
+		if err := found.Failed["n9"]; !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}
+
+// transport is a function as a transport.
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // bodies makes a transport that answers queries of ages and of values with these.
 type bodies struct {
