@@ -44,7 +44,7 @@ const (
 
 func main() {
 	out := flag.String("out", "bench/adapter.json", "write the figures to this file")
-	warm := flag.Duration("warm", 90*time.Second, "run so long before measuring: a window and two ticks at least")
+	warm := flag.Duration("warm", 150*time.Second, "run so long before measuring: a window, two ticks, and the first handshakes with all exporters")
 	duration := flag.Duration("duration", time.Minute, "measure for so long")
 	dump := flag.String("metrics", "", "write the adapter's /metrics to this file at the end")
 	verbose := flag.Bool("v", false, "show the adapter's log")
