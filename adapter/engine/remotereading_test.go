@@ -187,7 +187,7 @@ func TestReadWithoutEngine(t *testing.T) {
 func TestReadByNamespaceEndsWithTheTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		hangs := transport(func(r *http.Request) (*http.Response, error) {
+		hangs := engine.RoundTripFunc(func(r *http.Request) (*http.Response, error) {
 			asked++
 			if err := r.ParseForm(); err != nil {
 				return nil, err
@@ -216,11 +216,6 @@ func TestReadByNamespaceEndsWithTheTick(t *testing.T) {
 		}
 	})
 }
-
-// transport is a function as a transport.
-type transport func(*http.Request) (*http.Response, error)
-
-func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // bodies makes a transport that answers queries of ages and of values with these.
 type bodies struct {

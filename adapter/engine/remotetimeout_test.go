@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// transport is a function as a transport.
-type transport func(*http.Request) (*http.Response, error)
+// RoundTripFunc is a function as a transport, for the tests of package engine_test, too.
+type RoundTripFunc func(*http.Request) (*http.Response, error)
 
-func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+// RoundTrip implements [http.RoundTripper].
+func (f RoundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // hung never answers before its context is done.
 func hung(r *http.Request) (*http.Response, error) {
@@ -26,7 +27,7 @@ func hung(r *http.Request) (*http.Response, error) {
 func TestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := false
-		r := remote(t, RemoteConfig{URLs: []string{"http://a", "http://b"}, Timeout: 2 * time.Second, Transport: transport(func(r *http.Request) (*http.Response, error) {
+		r := remote(t, RemoteConfig{URLs: []string{"http://a", "http://b"}, Timeout: 2 * time.Second, Transport: RoundTripFunc(func(r *http.Request) (*http.Response, error) {
 			if r.URL.Host == "a" || !answers {
 				return hung(r)
 			}
@@ -61,7 +62,7 @@ func TestTimeout(t *testing.T) {
 // A body that stops in the middle is late, too.
 func TestSlowBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := remote(t, RemoteConfig{URLs: []string{"http://a"}, Transport: transport(func(r *http.Request) (*http.Response, error) {
+		r := remote(t, RemoteConfig{URLs: []string{"http://a"}, Transport: RoundTripFunc(func(r *http.Request) (*http.Response, error) {
 			body, writer := io.Pipe()
 			context.AfterFunc(r.Context(), func() { writer.CloseWithError(r.Context().Err()) })
 			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: body}, nil
@@ -75,7 +76,7 @@ func TestSlowBody(t *testing.T) {
 func TestConcurrencyIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int32
-		r := remote(t, RemoteConfig{URLs: []string{"http://a"}, Concurrency: 3, Transport: transport(func(r *http.Request) (*http.Response, error) {
+		r := remote(t, RemoteConfig{URLs: []string{"http://a"}, Concurrency: 3, Transport: RoundTripFunc(func(r *http.Request) (*http.Response, error) {
 			most.Store(max(most.Load(), now.Add(1)))
 			defer now.Add(-1)
 			select {

@@ -1,31 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/capstan-gpu/capstan/test/kept"
 )
 
 // The versions that go.mod of components and coredns pin; the test of this package holds them equal.
 const kubernetesVersion = "1.37.2"
-
-// cacheFolder holds built binaries, outside the checkout, so that a fresh clone finds them.
-func cacheFolder() string {
-	if dir := os.Getenv("CAPSTAN_CACHE"); dir != "" {
-		return dir
-	}
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		dir = "/var/cache"
-	}
-	return filepath.Join(dir, "capstan")
-}
 
 // binary is something that is built once from a module of its own and kept.
 type binary struct {
@@ -55,16 +42,15 @@ func buildAll(ctx context.Context, p *progress) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	toolchain, err := os.ReadFile(filepath.Join(root, "toolchain.txt"))
-	if err != nil {
-		return "", fmt.Errorf("read the toolchain's version: %w", err)
-	}
-	env := append(os.Environ(), "GOTOOLCHAIN="+strings.TrimSpace(string(toolchain)), "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off", "CGO_ENABLED=0")
-	key, err := cacheKey(root, string(toolchain))
+	toolchain, err := kept.Toolchain(root)
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cacheFolder(), "cluster-"+kubernetesVersion+"-"+key)
+	key, err := cacheKey(root, toolchain)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(kept.Folder(), "cluster-"+kubernetesVersion+"-"+key)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
@@ -74,14 +60,7 @@ func buildAll(ctx context.Context, p *progress) (string, error) {
 			continue
 		}
 		err := p.during("building "+b.long, func() error {
-			cmd := exec.CommandContext(ctx, "go", "build", "-o", out+".new", "-ldflags", b.ldflags, b.pkg)
-			cmd.Dir, cmd.Env = filepath.Join(root, b.module), env
-			var output bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &output, &output
-			if err := cmd.Run(); err != nil {
-				return fmt.Errorf("build %s: %w\n%s", b.name, err, output.String())
-			}
-			return os.Rename(out+".new", out)
+			return kept.Build(ctx, toolchain, filepath.Join(root, b.module), b.pkg, out, "-ldflags", b.ldflags)
 		})
 		if err != nil {
 			return "", err
@@ -97,20 +76,12 @@ func buildAll(ctx context.Context, p *progress) (string, error) {
 
 // cacheKey is a digest of everything that the binaries are made from.
 func cacheKey(root, toolchain string) (string, error) {
-	h := sha256.New()
-	fmt.Fprintln(h, toolchain)
-	for _, file := range []string{"components/go.mod", "components/go.sum", "components/main.go", "coredns/go.mod", "coredns/go.sum", "pause/main.go"} {
-		data, err := os.ReadFile(filepath.Join(root, "test", "cluster", file))
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintln(h, file, len(data))
-		h.Write(data)
-	}
+	var lines []string
 	for _, b := range binaries() {
-		fmt.Fprintln(h, b.name, b.ldflags)
+		lines = append(lines, b.name+" "+b.ldflags)
 	}
-	return hex.EncodeToString(h.Sum(nil))[:12], nil
+	files := []string{"components/go.mod", "components/go.sum", "components/main.go", "coredns/go.mod", "coredns/go.sum", "pause/main.go"}
+	return kept.Key(toolchain, filepath.Join(root, "test", "cluster"), files, lines)
 }
 
 // needed are the programs of Debian's packages that a node is made of, and the package that brings each.

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/capstan-gpu/capstan/test/kept"
 )
 
 func main() {
@@ -178,7 +180,7 @@ type Status struct {
 func readStatus(dir string) Status {
 	c := &Cluster{Dir: dir}
 	known := c.read() == nil
-	s := Status{Kubernetes: kubernetesVersion, State: dir, Kubeconfig: c.Kubeconfig(), Kubectl: c.bin("kubectl"), Logs: c.path("log"), AuditLog: c.path("log", "audit.log"), Cache: cacheFolder()}
+	s := Status{Kubernetes: kubernetesVersion, State: dir, Kubeconfig: c.Kubeconfig(), Kubectl: c.bin("kubectl"), Logs: c.path("log"), AuditLog: c.path("log", "audit.log"), Cache: kept.Folder()}
 	if !known || !c.process("apiserver").alive() {
 		return s
 	}

@@ -5,16 +5,13 @@
 package remote
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/capstan-gpu/capstan/test/kept"
 )
 
 // binary is an engine that is built from the module in the folder of its name.
@@ -34,61 +31,30 @@ func required(t *testing.T) {
 	}
 }
 
-// build gives the path of the engine, which is built unless it is there already.
+// build gives the path of the engine, which is built unless it is there already. What it is made from is in the name.
 func (b binary) build(t *testing.T) string {
 	t.Helper()
-	path, err := b.cached()
+	toolchain, err := kept.Toolchain("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
+	key, err := kept.Key(toolchain, b.name, []string{"go.mod", "go.sum"}, []string{b.pkg + " " + b.tags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(kept.Folder(), "remote-"+key, b.name)
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	toolchain, err := os.ReadFile("../../toolchain.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
 	begin := time.Now()
-	// Whatever else the machine does goes first.
-	cmd := exec.CommandContext(t.Context(), "nice", "-n", "15", "go", "build", "-o", path+".new", "-tags", b.tags, "-ldflags", "-s -w", b.pkg)
-	cmd.Dir = b.name
-	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+strings.TrimSpace(string(toolchain)), "GOFLAGS=-trimpath -buildvcs=false", "GOWORK=off", "CGO_ENABLED=0")
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("build %s: %v\n%s", b.name, err, output.String())
-	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := kept.Build(t.Context(), toolchain, b.name, b.pkg, path, "-tags", b.tags, "-ldflags", "-s -w"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("built %s in %s", b.name, time.Since(begin).Round(time.Second))
 	return path
-}
-
-// cached is where the engine is kept. What it is made from is in the name: the toolchain and all versions.
-func (b binary) cached() (string, error) {
-	root := os.Getenv("CAPSTAN_CACHE")
-	if root == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			dir = "/var/cache"
-		}
-		root = filepath.Join(dir, "capstan")
-	}
-	h := sha256.New()
-	fmt.Fprintln(h, b.pkg, b.tags)
-	for _, file := range []string{"../../toolchain.txt", filepath.Join(b.name, "go.mod"), filepath.Join(b.name, "go.sum")} {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return "", fmt.Errorf("read what %s is made from: %w", b.name, err)
-		}
-		fmt.Fprintln(h, file, len(data))
-		h.Write(data)
-	}
-	return filepath.Join(root, "remote-"+hex.EncodeToString(h.Sum(nil))[:12], b.name), nil
 }
 
 // The engine that the embedded one is compared with is of the same version.

@@ -1,14 +1,12 @@
 package remote
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 )
@@ -20,25 +18,6 @@ type process struct {
 	dir     string // of its data, which a restart finds again
 	address string
 	cmd     *exec.Cmd
-	output  output
-}
-
-// output is what a process says. Safe for concurrent use.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // start runs an engine with a scrape configuration, and ends it with the test.
@@ -52,7 +31,8 @@ func start(t *testing.T, b binary, scrape string) *process {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s says:\n%s", b.name, p.output.String())
+			said, err := os.ReadFile(p.log())
+			t.Logf("%s says (%v):\n%s", b.name, err, said)
 		}
 	})
 	return p
@@ -60,6 +40,7 @@ func start(t *testing.T, b binary, scrape string) *process {
 
 func (p *process) url() string    { return "http://" + p.address }
 func (p *process) config() string { return filepath.Join(p.dir, "scrape.yaml") }
+func (p *process) log() string    { return filepath.Join(p.dir, "log") } // of all its runs
 
 // run starts it, for the first time or again, and waits until it is ready.
 func (p *process) run(t *testing.T) {
@@ -72,8 +53,13 @@ func (p *process) run(t *testing.T) {
 	case victoriaMetrics: // with its -search.latencyOffset of 30 s
 		args = []string{"-promscrape.config=" + p.config(), "-storageDataPath=" + data, "-httpListenAddr=" + p.address, "-retentionPeriod=1d", "-loggerLevel=WARN", "-memory.allowedBytes=256MiB"}
 	}
+	log, err := os.OpenFile(p.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close() // the process has its own
 	p.cmd = exec.Command(p.path, args...)
-	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
