@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/metrics/pkg/apis/external_metrics/v1beta1"
 
 	"github.com/capstan-gpu/capstan/metricname"
 	"github.com/capstan-gpu/capstan/test/rig"
@@ -28,6 +29,7 @@ func (s *scene) spread(name string) {
 	})
 	s.ready(name, 2)
 	s.serves(time.Minute, "", each(name, 2, 95))
+	s.everywhere(time.Minute, "has values of both", func(items []v1beta1.ExternalMetricValue, err error) bool { return err == nil && len(items) == 2 })
 	s.hpa(name, name, 2, 2, nil)
 	s.condition(name, time.Minute, corev1.ConditionTrue)
 }
@@ -80,13 +82,9 @@ func TestExporterGone(t *testing.T) {
 		return len(items) == 1 && items[0].MetricLabels["held"] == "true" && items[0].Value.Value() >= 94, fmt.Sprint(items), nil
 	})
 	s.condition("web", 2*time.Minute, corev1.ConditionFalse, lost, "s")
-	_, err = s.values("")
-	if err == nil || !strings.Contains(err.Error(), lost) {
-		t.Errorf("the metric answers %v after holdFor; want an error that names %s", err, lost)
-	}
-	if apierrors.IsNotFound(err) {
-		t.Errorf("the error is %v; want 503: the metric is known", err)
-	}
+	s.everywhere(30*time.Second, "names "+lost+" after holdFor, by 503: the metric is known", func(_ []v1beta1.ExternalMetricValue, err error) bool {
+		return err != nil && strings.Contains(err.Error(), lost) && apierrors.IsServiceUnavailable(err)
+	})
 
 	_, err = cluster.Kubectl(s.ctx, "label", "node", node, "e2e-exporter=on")
 	s.must(err)

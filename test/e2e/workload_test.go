@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/metrics/pkg/apis/external_metrics/v1beta1"
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -211,6 +215,45 @@ func (s *scene) serves(limit time.Duration, selector string, want map[string]flo
 			ok = ok && there && g > v-1 && g < v+1
 		}
 		return ok, fmt.Sprint(got), nil
+	})
+}
+
+// adapterPods are those of the adapter that are not on their way out.
+func (s *scene) adapterPods() []corev1.Pod {
+	s.Helper()
+	pods, err := cluster.Clients.CoreV1().Pods(rig.SystemNamespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=capstan-adapter"})
+	s.must(err)
+	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// adapters are ways to each of the adapter's pods, past the Service: they tick on their own, so that one may know what another does not yet.
+func (s *scene) adapters() (each []*rig.Cluster) {
+	s.Helper()
+	for _, p := range s.adapterPods() {
+		config := rest.CopyConfig(cluster.Config)
+		config.Host = "https://" + s.forward(rig.SystemNamespace, "pod/"+p.Name, "6443")
+		config.Insecure, config.CAFile, config.CAData = true, "", nil // the forward has another name than the certificate
+		clients, err := kubernetes.NewForConfig(config)
+		s.must(err)
+		each = append(each, &rig.Cluster{Clients: clients, Config: config})
+	}
+	if len(each) == 0 {
+		s.Fatal("the adapter has no pod")
+	}
+	return each
+}
+
+// everywhere waits until what each of the adapter's pods answers satisfies check.
+func (s *scene) everywhere(limit time.Duration, what string, check func([]v1beta1.ExternalMetricValue, error) bool) {
+	s.Helper()
+	adapters := s.adapters()
+	s.until(limit, fmt.Sprintf("each of %d adapters %s", len(adapters), what), func(ctx context.Context) (bool, string, error) {
+		for _, a := range adapters {
+			if items, err := a.External(ctx, s.ns, rig.Metric, ""); !check(items, err) {
+				return false, fmt.Sprintf("%s: %v, %v", a.Config.Host, items, err), nil
+			}
+		}
+		return true, "", nil
 	})
 }
 
